@@ -1,0 +1,22 @@
+"""The libraries that Debian packages and torch_dcp links, for both of Bazel's modes."""
+
+load("//third_party:system_library.bzl", "system_library")
+
+# repository: what system_library needs to know.
+_LIBRARIES = {
+    "system_isal": dict(target = "isal", header = "isa-l/crc.h", libs = ["isal"], package = "libisal-dev"),
+    "system_zlib": dict(target = "zlib", header = "zlib.h", libs = ["z"], package = "zlib1g-dev"),
+    "system_nlohmann_json": dict(target = "json", header = "nlohmann/json.hpp", package = "nlohmann-json3-dev"),
+    "system_cli11": dict(target = "cli11", header = "CLI/CLI.hpp", package = "libcli11-dev"),
+}
+
+def system_libraries(have = {}):
+    """Declares each library's repository that `have` does not hold yet."""
+    for name, facts in _LIBRARIES.items():
+        if name not in have:
+            system_library(name = name, required = True, **facts)
+
+def _extension_impl(_mctx):
+    system_libraries()
+
+libraries = module_extension(implementation = _extension_impl)
