@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "torch_dcp/base/bytes.h"
+#include "torch_dcp/base/export.h"
+
+namespace dcp {
+
+/// A file opened for reading. Safe to use from many threads at once.
+class DCP_API RandomAccessFile {
+ public:
+  virtual ~RandomAccessFile();
+
+  /// Size of the file when it was opened, in bytes.
+  virtual std::uint64_t size() const = 0;
+
+  /// Fills all of `out` with the bytes from `offset` on.
+  ///
+  /// \throws dcp::Error kCorruptData if the file ends before; kIo if the system refuses.
+  virtual void read_at(std::uint64_t offset, MutableByteSpan out) const = 0;
+};
+
+/// A new file being written, by one thread. Destroying it without `close` leaves
+/// a file of unknown content.
+class DCP_API WritableFile {
+ public:
+  virtual ~WritableFile();
+
+  virtual void append(ByteSpan bytes) = 0;
+
+  /// Appends the parts one after another, in as few system calls as possible.
+  virtual void append_all(const std::vector<ByteSpan>& parts);
+
+  /// Bytes appended so far.
+  virtual std::uint64_t size() const = 0;
+
+  /// Returns when the bytes are on the medium.
+  virtual void sync() = 0;
+
+  virtual void close() = 0;
+};
+
+enum class FileType : std::uint8_t { kNone, kFile, kDirectory, kOther };
+
+/// The seam to the operating system. Implementations are safe to use from many
+/// threads; every error is a `dcp::Error` that names the path and the cause
+/// (kNotFound, kAlreadyExists or kIo).
+class DCP_API FileSystem {
+ public:
+  virtual ~FileSystem();
+
+  /// Creates or truncates `path`. With `exclusive`, an existing file is kAlreadyExists.
+  virtual std::unique_ptr<WritableFile> create_file(const std::string& path, bool exclusive = false) = 0;
+
+  virtual std::unique_ptr<RandomAccessFile> open_file(const std::string& path) = 0;
+
+  /// What `path` is (links followed); kNone if there is nothing.
+  virtual FileType file_type(const std::string& path) = 0;
+
+  /// Size in bytes, or nothing if there is no such file.
+  virtual std::optional<std::uint64_t> file_size(const std::string& path) = 0;
+
+  /// Names (not paths) in a directory, sorted.
+  virtual std::vector<std::string> list_directory(const std::string& path) = 0;
+
+  /// Creates `path` and the directories above it; fine if it is there already. Returns
+  /// the directories that now hold a new name, outermost first, for `sync_directory`.
+  virtual std::vector<std::string> create_directories(const std::string& path) = 0;
+
+  /// Removes a file; kNotFound if there is none.
+  virtual void remove_file(const std::string& path) = 0;
+
+  /// Replaces `to` by `from` in one step.
+  virtual void rename_file(const std::string& from, const std::string& to) = 0;
+
+  /// Returns when the directory's entries (new, renamed, removed names) are on the medium.
+  virtual void sync_directory(const std::string& path) = 0;
+};
+
+/// Forwards every call to another file system; override what should differ.
+class DCP_API FileSystemWrapper : public FileSystem {
+ public:
+  explicit FileSystemWrapper(std::shared_ptr<FileSystem> base);
+  ~FileSystemWrapper() override;
+
+  std::unique_ptr<WritableFile> create_file(const std::string& path, bool exclusive = false) override;
+  std::unique_ptr<RandomAccessFile> open_file(const std::string& path) override;
+  FileType file_type(const std::string& path) override;
+  std::optional<std::uint64_t> file_size(const std::string& path) override;
+  std::vector<std::string> list_directory(const std::string& path) override;
+  std::vector<std::string> create_directories(const std::string& path) override;
+  void remove_file(const std::string& path) override;
+  void rename_file(const std::string& from, const std::string& to) override;
+  void sync_directory(const std::string& path) override;
+
+ protected:
+  FileSystem& base() { return *base_; }
+
+ private:
+  std::shared_ptr<FileSystem> base_;
+};
+
+/// Joins a directory and a name with one slash.
+DCP_API std::string join_path(std::string_view directory, std::string_view name);
+
+/// Reads a whole file of at most `max_bytes` bytes.
+///
+/// \throws dcp::Error kCorruptData if it is larger.
+DCP_API Bytes read_whole_file(FileSystem& files, const std::string& path, std::uint64_t max_bytes);
+
+}  // namespace dcp
