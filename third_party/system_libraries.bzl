@@ -1,6 +1,7 @@
 """The libraries that Debian packages and torch_dcp links, for both of Bazel's modes."""
 
 load("//third_party:system_library.bzl", "system_library")
+load("//third_party:system_program.bzl", "system_program")
 
 # repository: what system_library needs to know.
 _LIBRARIES = {
@@ -15,6 +16,9 @@ def system_libraries(have = {}):
     for name, facts in _LIBRARIES.items():
         if name not in have:
             system_library(name = name, required = True, **facts)
+    if "system_clang_format" not in have:
+        # Older versions break lines elsewhere.
+        system_program(name = "system_clang_format", program = "clang-format", min_major = 21)
 
 def _extension_impl(_mctx):
     system_libraries()

@@ -8,10 +8,10 @@ Looked for in this order; the first found is taken:
   3. the system's: /usr/local, then /usr, as Debian's libtorch-dev lays it out.
 
 Targets:
-  :libtorch   headers, libtorch, libtorch_cpu and libc10
-  :c10        headers and libc10 only
-  :c10d       the same with the distributed backends' macros (USE_C10D_GLOO, ...)
-  :cuda       :libtorch with libtorch_cuda and libc10_cuda; empty without CUDA
+  :c10        headers, and libc10 alone to link
+  :libtorch   headers, and libtorch, libtorch_cpu and libc10 to link
+  :c10d       :libtorch with the distributed backends' macros (USE_C10D_GLOO, ...)
+  :cuda       :c10d with libtorch_cuda and libc10_cuda; the same as :c10d without CUDA
 Settings for select(): :has_distributed, :has_gloo, :has_gloo_headers, :has_mpi,
   :has_nccl, :has_nccl_headers, :has_cuda, :abi_old (built with _GLIBCXX_USE_CXX11_ABI=0).
 For load(): LIBTORCH in :defs.bzl, a struct of what was found.
@@ -27,8 +27,11 @@ def _find(rctx):
     tried = []
     home = rctx.attr.home or rctx.os.environ.get("LIBTORCH_HOME", "")
     if home:
-        if not _exists(rctx, home, "include/torch"):
-            fail("libtorch: no include/torch in LIBTORCH_HOME=%s" % home)
+        missing = [f for f in ["include/torch", "lib/libtorch_cpu.so"] if not _exists(rctx, home, f)]
+        if missing:
+            fail(("libtorch: %s=%s has no %s. Name the folder that LibTorch's zip unpacks to, or nothing, " +
+                  "to take Python's package torch or the system's LibTorch (/usr/local, /usr).") %
+                 ("libtorch.configure(home)" if rctx.attr.home else "LIBTORCH_HOME", home, " and no ".join(missing)))
         return home + "/include", home + "/lib", "home"
 
     python = rctx.os.environ.get("LIBTORCH_PYTHON", "") or rctx.which("python3")
@@ -42,16 +45,20 @@ def _find(rctx):
         package = found.stdout.strip() if found.return_code == 0 else ""
         if package and _exists(rctx, package, "include/torch") and _exists(rctx, package, "lib/libtorch_cpu.so"):
             return package + "/include", package + "/lib", "python"
-        tried.append("python package torch (%s)" % (package or "none"))
+        tried.append("Python package torch of %s (%s)" % (python, package + " has no LibTorch" if package else "none"))
+    else:
+        tried.append("Python package torch (no python3)")
 
     arch = "aarch64" if rctx.os.arch == "aarch64" else "x86_64"
     for prefix in ["/usr/local", "/usr"]:
         for lib in ["lib", "lib64", "lib/%s-linux-gnu" % arch]:
             if _exists(rctx, prefix, "include/torch") and _exists(rctx, prefix, lib, "libtorch_cpu.so"):
                 return prefix + "/include", prefix + "/" + lib, "system"
-        tried.append(prefix)
-    fail("""libtorch: no LibTorch found (tried %s).
-Set LIBTORCH_HOME to an unpacked LibTorch, or install Debian's libtorch-dev, or run tools/bazel.""" % ", ".join(tried))
+        tried.append("%s/include/torch with libtorch_cpu.so" % prefix)
+    fail("""libtorch: no LibTorch found. Looked for, in this order:
+  LIBTORCH_HOME (not set)
+  %s
+Set LIBTORCH_HOME to an unpacked LibTorch, or install Debian's libtorch-dev, or run tools/bazel.""" % "\n  ".join(tried))
 
 def _version(rctx, include):
     for f in ["torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"]:

@@ -27,11 +27,16 @@ class DCP_API RandomAccessFile {
 };
 
 /// A new file being written, by one thread. Destroying it without `close` leaves
-/// a file of unknown content.
+/// a file of unknown content. After a failed call the file is given up: every
+/// later call throws, so that a later success cannot hide lost bytes. Calls after
+/// `close` throw kState.
 class DCP_API WritableFile {
  public:
   virtual ~WritableFile();
 
+  /// Appends all of `bytes`.
+  ///
+  /// \throws dcp::Error kIo, when any number of the bytes may have been written.
   virtual void append(ByteSpan bytes) = 0;
 
   /// Appends the parts one after another, in as few system calls as possible.
@@ -40,9 +45,16 @@ class DCP_API WritableFile {
   /// Bytes appended so far.
   virtual std::uint64_t size() const = 0;
 
+  /// Says whether bytes should start on their way to the medium as they are
+  /// appended, which shortens `sync`; the default. Off is better for a file that
+  /// will not be synced. A hint: an implementation may ignore it.
+  virtual void set_early_write_back(bool enabled);
+
   /// Returns when the bytes are on the medium.
   virtual void sync() = 0;
 
+  /// Ends the writing and reports what the system held back until now. Says nothing
+  /// about the medium: that is `sync`.
   virtual void close() = 0;
 };
 
@@ -50,7 +62,8 @@ enum class FileType : std::uint8_t { kNone, kFile, kDirectory, kOther };
 
 /// The seam to the operating system. Implementations are safe to use from many
 /// threads; every error is a `dcp::Error` that names the path and the cause
-/// (kNotFound, kAlreadyExists or kIo).
+/// (kNotFound, kAlreadyExists or kIo). A path below something that is no directory
+/// is kIo, except for the questions `file_type` and `file_size`: nothing is there.
 class DCP_API FileSystem {
  public:
   virtual ~FileSystem();
@@ -58,6 +71,7 @@ class DCP_API FileSystem {
   /// Creates or truncates `path`. With `exclusive`, an existing file is kAlreadyExists.
   virtual std::unique_ptr<WritableFile> create_file(const std::string& path, bool exclusive = false) = 0;
 
+  /// Opens a regular file. Its bytes stay readable when the name is removed or replaced by a rename.
   virtual std::unique_ptr<RandomAccessFile> open_file(const std::string& path) = 0;
 
   /// What `path` is (links followed); kNone if there is nothing.
@@ -69,14 +83,17 @@ class DCP_API FileSystem {
   /// Names (not paths) in a directory, sorted.
   virtual std::vector<std::string> list_directory(const std::string& path) = 0;
 
-  /// Creates `path` and the directories above it; fine if it is there already. Returns
-  /// the directories that now hold a new name, outermost first, for `sync_directory`.
+  /// Creates `path` and the directories above it; fine if it is there already, also
+  /// when others create the same directories at this moment. Returns the directories
+  /// in which this call made a new name, outermost first, for `sync_directory`.
+  ///
+  /// \throws dcp::Error kAlreadyExists if `path` is there but no directory.
   virtual std::vector<std::string> create_directories(const std::string& path) = 0;
 
   /// Removes a file; kNotFound if there is none.
   virtual void remove_file(const std::string& path) = 0;
 
-  /// Replaces `to` by `from` in one step.
+  /// Gives the file `from` the name `to` in one step, replacing a file that has it.
   virtual void rename_file(const std::string& from, const std::string& to) = 0;
 
   /// Returns when the directory's entries (new, renamed, removed names) are on the medium.
@@ -106,8 +123,13 @@ class DCP_API FileSystemWrapper : public FileSystem {
   std::shared_ptr<FileSystem> base_;
 };
 
-/// Joins a directory and a name with one slash.
+/// Joins a directory and a name with one slash. An empty directory or name adds
+/// nothing; a name's own leading slashes do not make it absolute.
 DCP_API std::string join_path(std::string_view directory, std::string_view name);
+
+/// Returns the path of the directory that holds `path`'s last name: "." for a bare
+/// name, "/" for a name at the root and for the root itself.
+DCP_API std::string parent_path(std::string_view path);
 
 /// Reads a whole file of at most `max_bytes` bytes.
 ///

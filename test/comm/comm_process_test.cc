@@ -1,0 +1,207 @@
+// Ranks as processes, which can be killed and stopped, over a store whose server is a
+// process too.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "torch_dcp/comm/communicator.h"
+#include "torch_dcp/comm/rank_step.h"
+
+namespace dcp {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr int kRanks = 3;
+constexpr milliseconds kDeadline{2000};
+
+struct Pipe {
+  Pipe() {
+    if (::pipe(ends) != 0) std::abort();
+  }
+  void write(const std::string& text) const {
+    if (::write(ends[1], text.data(), text.size()) != static_cast<ssize_t>(text.size())) std::abort();
+  }
+  // Up to a newline, or to the end, which comes when all writers have ended.
+  std::string read_line() const {
+    std::string line;
+    for (char c = 0; ::read(ends[0], &c, 1) == 1 && c != '\n';) line += c;
+    return line;
+  }
+
+  int ends[2] = {-1, -1};
+};
+
+c10::intrusive_ptr<c10d::TCPStore> connect(bool is_server, std::uint16_t port) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = is_server;
+  options.waitWorkers = false;
+  options.useLibUV = false;
+  options.timeout = seconds(20);
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+class Child {
+ public:
+  // Forks before this process has any thread of its own.
+  explicit Child(const std::function<void()>& body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    ::alarm(60);  // whatever happens, no child outlives the test
+    body();
+    ::_exit(0);
+  }
+  void signal(int number) const { ::kill(pid_, number); }
+  int wait() {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    waited_ = true;
+    return status;
+  }
+  ~Child() {
+    if (waited_) return;
+    signal(SIGKILL);
+    wait();
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+ private:
+  pid_t pid_;
+  bool waited_ = false;
+};
+
+// What a step did on one rank, on one line: "ok", or the failures and whether it was quick.
+std::string outcome_of(Communicator& comm, const std::string& label, const std::function<void()>& local,
+                       milliseconds limit) {
+  const auto start = steady_clock::now();
+  std::string text = "ok";
+  try {
+    status_step(comm, label, local);
+  } catch (const CheckpointError& error) {
+    text = error.step() + ":";
+    for (const RankFailure& failure : error.failures()) {
+      text += " " + std::to_string(failure.rank) + "=" + error_kind_name(failure.kind);
+    }
+  } catch (const std::exception& error) {
+    text = std::string("not a CheckpointError: ") + error.what();
+  }
+  const auto took = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
+  if (took > limit) text += " after " + std::to_string(took.count()) + " ms";
+  return text;
+}
+
+// A server and ranks that run `body(communicator, told)`, where `told` gets one line at a time
+// to the test.
+class Job {
+ public:
+  using Body = std::function<void(Communicator&, const Pipe& told)>;
+
+  explicit Job(const Body& body) : told_(kRanks), ports_(kRanks) {
+    server_ = std::make_unique<Child>([&] {
+      auto store = connect(true, 0);
+      for (const Pipe& port : ports_) port.write(std::to_string(store->getPort()) + "\n");
+      std::this_thread::sleep_for(seconds(60));
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ranks_.push_back(std::make_unique<Child>([&, rank] {
+        auto store = connect(false, static_cast<std::uint16_t>(std::stoi(ports_[rank].read_line())));
+        CommunicatorOptions options;
+        options.deadline = kDeadline;
+        options.store = store;
+        options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""});
+        Communicator comm = Communicator::create(c10::make_intrusive<c10d::ProcessGroup>(store, rank, kRanks), options);
+        body(comm, told_[rank]);
+      }));
+    }
+  }
+
+  Child& server() { return *server_; }
+  Child& rank(int rank) { return *ranks_[rank]; }
+  std::string next_line(int rank) const { return told_[rank].read_line(); }
+
+ private:
+  std::vector<Pipe> told_;
+  std::vector<Pipe> ports_;
+  std::unique_ptr<Child> server_;
+  std::vector<std::unique_ptr<Child>> ranks_;
+};
+
+TEST(Processes, KilledRankIsNamedByAllSurvivors) {
+  for (const int victim : {0, 1}) {
+    Job job([&](Communicator& comm, const Pipe& told) {
+      told.write(outcome_of(comm, "plan", [] {}, seconds(10)) + "\n");
+      const auto die = [&] {
+        if (comm.rank() == victim) ::raise(SIGKILL);
+      };
+      told.write(outcome_of(comm, "write", die, seconds(2)) + "\n");
+    });
+    const std::string expected = "write: " + std::to_string(victim) + "=Comm";
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(job.next_line(rank), "ok");
+      if (rank == victim) continue;
+      EXPECT_EQ(job.next_line(rank), expected);
+    }
+  }
+}
+
+TEST(Processes, StoppedRankIsLateAndCatchesUp) {
+  Job job([](Communicator& comm, const Pipe& told) {
+    told.write(outcome_of(comm, "plan", [] {}, seconds(10)) + "\n");
+    const auto stop = [&] {
+      if (comm.rank() == 2) ::raise(SIGSTOP);
+    };
+    told.write(outcome_of(comm, "write", stop, seconds(20)) + "\n");
+    told.write(outcome_of(comm, "again", [] {}, seconds(10)) + "\n");
+  });
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.next_line(rank), "ok");
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(job.next_line(rank), "write: 2=Deadline");
+  job.rank(2).signal(SIGCONT);
+  EXPECT_EQ(job.next_line(2), "write: 2=Deadline");
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.next_line(rank), "ok");
+}
+
+TEST(Processes, StoreThatIsGoneOrStoppedHangsNobody) {
+  for (const int number : {SIGKILL, SIGSTOP}) {
+    Pipe go;
+    Job job([&](Communicator& comm, const Pipe& told) {
+      told.write(outcome_of(comm, "plan", [] {}, seconds(10)) + "\n");
+      go.read_line();
+      told.write(outcome_of(comm, "write", [] {}, kDeadline + seconds(9)) + "\n");
+    });
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.next_line(rank), "ok");
+    job.server().signal(number);
+    go.write("\n\n\n");
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string outcome = job.next_line(rank);
+      EXPECT_TRUE(outcome == "write: -1=Comm" || outcome == "write: -1=Deadline") << outcome;
+    }
+  }
+}
+
+TEST(Processes, RankThatEndsEarlyDoesNotDisturbTheOthers) {
+  Job job([](Communicator& comm, const Pipe& told) {
+    told.write(outcome_of(comm, "last", [] {}, seconds(10)) + "\n");
+    if (comm.rank() != 0) std::this_thread::sleep_for(milliseconds(200));
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(job.next_line(rank), "ok");
+    EXPECT_EQ(job.rank(rank).wait(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace dcp

@@ -1,0 +1,227 @@
+#include "tools/dcp/dump.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iomanip>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tools/dcp/tensor_json.h"
+#include "torch_dcp/base/error.h"
+#include "torch_dcp/checkpoint/by_checkpoint_id.h"
+#include "torch_dcp/format/object_json.h"
+#include "torch_dcp/io/local_file_system.h"
+#include "torch_dcp/plan/default_load_planner.h"
+#include "torch_dcp/plan/validate.h"
+#include "torch_dcp/storage/filesystem_reader.h"
+#include "torch_dcp/tensor/dtype.h"
+
+namespace dcp::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The metadata that a folder has: `.metadata`, or that of each rank.
+struct Part {
+  Metadata metadata;
+  int rank = -1;  ///< -1: of all ranks
+};
+
+std::vector<Part> read_parts(const std::string& path, FileSystemReader& reader) {
+  std::vector<Part> parts;
+  if (std::optional<Metadata> metadata = reader.read_metadata()) {
+    parts.push_back({*std::move(metadata), -1});
+    return parts;
+  }
+  const auto files = local_file_system();
+  for (int rank = 0; files->file_type(join_path(path, c10::str("__", rank, ".metadata"))) == FileType::kFile; ++rank) {
+    parts.push_back({reader.read_rank_metadata(rank), rank});
+  }
+  DCP_CHECK(!parts.empty(), kNotFound, "incomplete checkpoint: ", path, " has no metadata of rank 0");
+  return parts;
+}
+
+Json path_json(const Path& path) {
+  Json json = Json::array();
+  for (const PathItem& item : path) {
+    if (item.step == PathStep::kListIndex) {
+      json.push_back(item.index);
+    } else {
+      json.push_back(to_string(item));
+    }
+  }
+  return json;
+}
+
+Json stored_json(const std::string& fqn, const Box* chunk, std::size_t number, const Metadata& metadata) {
+  Json json;
+  MetadataIndex index{fqn, {}, {}};
+  if (chunk) index.offset = chunk->offsets;
+  const StorageInfo* info = metadata.storage_data.find(index);
+  DCP_CHECK(info, kCorruptData, to_string(index), ": the metadata does not say where it is stored");
+  json["file"] = info->relative_path;
+  json["offset"] = info->offset;
+  json["length"] = info->length;
+  if (chunk) {
+    json["offsets"] = std::vector<std::int64_t>(chunk->offsets.begin(), chunk->offsets.end());
+    json["sizes"] = std::vector<std::int64_t>(chunk->sizes.begin(), chunk->sizes.end());
+    json["index"] = number;
+  }
+  if (!info->transform_descriptors.empty()) json["transform_descriptors"] = info->transform_descriptors;
+  return json;
+}
+
+Json object_entry(const std::string& fqn, const Metadata& metadata, FileSystemReader& reader, bool with_values) {
+  Json json;
+  json["kind"] = "bytes";
+  if (with_values) {
+    const StorageInfo* info = metadata.storage_data.find({fqn, {}, {}});
+    DCP_CHECK(info, kCorruptData, fqn, ": the metadata does not say where it is stored");
+    DCP_CHECK(info->transform_descriptors.empty(), kUnsupported, fqn, ": its bytes went through ",
+              info->transform_descriptors.front());
+    json["value"] = object_item_to_json(reader.read_item(*info));
+  }
+  return json;
+}
+
+Json entry_json(const std::string& fqn, const StorageMetadata& entry, const Part& part, FileSystemReader& reader,
+                const StateDict& tensors, bool with_values) {
+  Json json;
+  const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
+  if (tensor) {
+    json["kind"] = "tensor";
+    json["dtype"] = dtype_name(tensor->properties.dtype);
+    json["shape"] = std::vector<std::int64_t>(tensor->size.begin(), tensor->size.end());
+    if (with_values) add_elements(json, tensors.at(fqn).as_tensor());
+    json["requires_grad"] = tensor->properties.requires_grad;
+  } else {
+    json = object_entry(fqn, part.metadata, reader, with_values);
+  }
+  const Path* path = part.metadata.planner_data ? part.metadata.planner_data->find(fqn) : nullptr;
+  if (path) json["path"] = path_json(*path);
+  Json stored = Json::array();
+  if (tensor) {
+    for (std::size_t i = 0; i < tensor->chunks.size(); ++i) {
+      stored.push_back(stored_json(fqn, &tensor->chunks[i], i, part.metadata));
+    }
+  } else {
+    stored.push_back(stored_json(fqn, nullptr, 0, part.metadata));
+  }
+  json["stored"] = std::move(stored);
+  return json;
+}
+
+/// Hands a reader of one rank's metadata to `load`.
+class PartReader : public FileSystemReader {
+ public:
+  PartReader(const std::string& path, int rank) : FileSystemReader(path), rank_(rank) {}
+  std::optional<Metadata> read_metadata() override {
+    return rank_ < 0 ? FileSystemReader::read_metadata() : read_rank_metadata(rank_);
+  }
+
+ private:
+  int rank_;
+};
+
+/// All tensors of a part by flat key, loaded as any program would load them.
+StateDict load_tensors(const std::string& path, const Part& part) {
+  StateDict state;
+  for (const auto& [fqn, entry] : part.metadata.state_dict_metadata) {
+    const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
+    if (!tensor) continue;
+    if (const auto fault = find_chunk_fault(*tensor, true)) DCP_THROW(kCorruptData, path, ": ", fqn, ": ", *fault);
+    state.insert_or_assign(fqn, empty_tensor(tensor->size, tensor->properties.dtype));
+  }
+  PartReader reader(path, part.rank);
+  LoadOptions options;
+  LoadPlannerOptions planner_options;
+  planner_options.flatten = FlattenRule::kTopLevel;
+  options.planner = std::make_shared<DefaultLoadPlanner>(planner_options);
+  load(state, reader, options);
+  return state;
+}
+
+Json part_entries(const std::string& path, const Part& part, FileSystemReader& reader, bool with_values) {
+  const StateDict tensors = with_values ? load_tensors(path, part) : StateDict();
+  Json entries = Json::object();
+  for (const auto& [fqn, entry] : part.metadata.state_dict_metadata) {
+    try {
+      entries[fqn] = entry_json(fqn, entry, part, reader, tensors, with_values);
+    } catch (Error& error) {
+      error.add_context(c10::str("in ", path, ", key ", fqn));
+      throw;
+    }
+  }
+  return entries;
+}
+
+std::int64_t stored_bytes(const std::string& fqn, const StorageMetadata& entry, const Metadata& metadata) {
+  std::int64_t bytes = 0;
+  const auto add = [&](const MetadataIndex& index) {
+    if (const StorageInfo* info = metadata.storage_data.find(index)) bytes += info->length;
+  };
+  if (const auto* tensor = std::get_if<TensorStorageMetadata>(&entry)) {
+    for (const Box& chunk : tensor->chunks) add({fqn, chunk.offsets, {}});
+  } else {
+    add({fqn, {}, {}});
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Json dump_checkpoint(const std::string& path, bool with_values) {
+  FileSystemReader reader(path);
+  const std::vector<Part> parts = read_parts(path, reader);
+  Json json;
+  json["form"] = "torch_dcp-expected-1";
+  json["kind"] = "dcp";
+  Json files = Json::object();
+  const auto system = local_file_system();
+  for (const std::string& name : system->list_directory(path)) {
+    if (const auto size = system->file_size(join_path(path, name))) files[name] = *size;
+  }
+  json["files"] = std::move(files);
+  const Metadata& first = parts.front().metadata;
+  json["version"] = first.version ? Json(*first.version) : Json(nullptr);
+  json["has_planner_data"] = first.planner_data.has_value();
+  if (parts.front().rank < 0) {
+    json["entries"] = part_entries(path, parts.front(), reader, with_values);
+    return json;
+  }
+  for (const Part& part : parts) {
+    json["ranks"][std::to_string(part.rank)]["entries"] = part_entries(path, part, reader, with_values);
+  }
+  return json;
+}
+
+std::string list_checkpoint(const std::string& path) {
+  FileSystemReader reader(path);
+  std::ostringstream out;
+  for (const Part& part : read_parts(path, reader)) {
+    if (part.rank >= 0) out << "rank " << part.rank << ":\n";
+    std::size_t width = 3;
+    for (const auto& [fqn, entry] : part.metadata.state_dict_metadata) width = std::max(width, std::min<std::size_t>(fqn.size(), 60));
+    const auto row = [&](const std::string& key, const std::string& dtype, const std::string& shape,
+                         const std::string& chunks, const std::string& bytes) {
+      out << std::left << std::setw(static_cast<int>(width)) << key << "  " << std::setw(10) << dtype << "  "
+          << std::setw(18) << shape << std::right << std::setw(7) << chunks << std::setw(14) << bytes << '\n';
+    };
+    row("key", "dtype", "shape", "chunks", "bytes");
+    std::int64_t total = 0;
+    for (const auto& [fqn, entry] : part.metadata.state_dict_metadata) {
+      const std::int64_t bytes = stored_bytes(fqn, entry, part.metadata);
+      total += bytes;
+      const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
+      row(fqn, tensor ? dtype_name(tensor->properties.dtype) : "object", tensor ? to_string(tensor->size) : "",
+          tensor ? std::to_string(tensor->chunks.size()) : "", std::to_string(bytes));
+    }
+    out << part.metadata.state_dict_metadata.size() << " keys, " << total << " bytes\n";
+  }
+  return out.str();
+}
+
+}  // namespace dcp::tool

@@ -1,0 +1,92 @@
+// dcp: looks into checkpoints and copies them.
+//
+// Exit codes: 0 fine, 1 the checkpoint is bad (or cannot be read or written), 2 wrong use.
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tools/dcp/copy.h"
+#include "tools/dcp/dump.h"
+#include "torch_dcp/base/error.h"
+
+namespace {
+
+constexpr int kBadCheckpoint = 1;
+constexpr int kWrongUse = 2;
+
+struct Arguments {
+  std::string path;
+  std::string destination;
+  bool has_json = false;
+  bool keys_only = false;
+  dcp::tool::CopyOptions copy;
+};
+
+/// expected.json's own form: one line an entry, so that two dumps compare line by line.
+void print_dump(const nlohmann::ordered_json& dump) {
+  std::cout << "{\n";
+  bool is_first = true;
+  for (const auto& [field, value] : dump.items()) {
+    std::cout << (is_first ? "" : ",\n") << ' ' << nlohmann::ordered_json(field).dump() << ": ";
+    is_first = false;
+    if (field != "entries" || value.empty()) {
+      std::cout << value.dump();
+      continue;
+    }
+    std::cout << "{\n";
+    bool is_first_entry = true;
+    for (const auto& [key, entry] : value.items()) {
+      std::cout << (is_first_entry ? "  " : ",\n  ") << nlohmann::ordered_json(key).dump() << ": " << entry.dump();
+      is_first_entry = false;
+    }
+    std::cout << "\n }";
+  }
+  std::cout << "\n}\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Looks into PyTorch distributed checkpoints and copies them, without Python and without running anything "
+               "they contain."};
+  app.require_subcommand(1);
+  Arguments arguments;
+
+  CLI::App* list = app.add_subcommand("ls", "Lists keys, dtypes, global shapes, chunks and bytes");
+  list->add_option("PATH", arguments.path, "Directory of the checkpoint")->required();
+
+  CLI::App* dump = app.add_subcommand("dump", "Prints everything in a checkpoint");
+  dump->add_option("PATH", arguments.path, "Directory of the checkpoint")->required();
+  dump->add_flag("--json", arguments.has_json, "As JSON (the only form)")->required();
+  dump->add_flag("--keys-only", arguments.keys_only, "Without the values");
+
+  CLI::App* copy = app.add_subcommand("copy", "Loads a checkpoint on N ranks and saves it from there");
+  copy->add_option("SRC", arguments.path, "Directory of the checkpoint")->required();
+  copy->add_option("DST", arguments.destination, "Directory to save to")->required();
+  copy->add_option("--ranks", arguments.copy.ranks, "Number of ranks; tensors are sharded over them on dim 0")
+      ->required()
+      ->check(CLI::Range(1, 256));
+  copy->add_option("--threads", arguments.copy.threads, "Writer threads, and files, of each rank")
+      ->check(CLI::Range(1, 256));
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongUse;
+  }
+
+  try {
+    if (list->parsed()) std::cout << dcp::tool::list_checkpoint(arguments.path);
+    if (dump->parsed()) print_dump(dcp::tool::dump_checkpoint(arguments.path, !arguments.keys_only));
+    if (copy->parsed()) dcp::tool::copy_checkpoint(arguments.path, arguments.destination, arguments.copy);
+  } catch (const c10::Error& error) {
+    std::cerr << "dcp: " << error.what_without_backtrace() << '\n';
+    return kBadCheckpoint;
+  } catch (const std::exception& error) {
+    std::cerr << "dcp: " << error.what() << '\n';
+    return kBadCheckpoint;
+  }
+  return 0;
+}

@@ -1,0 +1,139 @@
+#include "torch_dcp/checkpoint/load.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "torch_dcp/base/error.h"
+#include "torch_dcp/checkpoint/group_internal.h"
+#include "torch_dcp/checkpoint/stateful_internal.h"
+#include "torch_dcp/comm/rank_step.h"
+#include "torch_dcp/plan/default_load_planner.h"
+#include "torch_dcp/plan/wire.h"
+#include "torch_dcp/storage/storage_reader.h"
+
+namespace dcp {
+namespace {
+
+/// Copies of the destinations, to be put back if the load does not reach its end.
+class Rollback {
+ public:
+  Rollback(const LoadPlan& plan, LoadPlanner& planner) {
+    for (const ReadItem& item : plan.items) {
+      if (item.type != ReadItemType::kTensor) continue;
+      const at::Tensor live = planner.resolve_tensor(item);
+      copies_.emplace_back(live, live.clone());
+    }
+  }
+
+  void restore() const {
+    for (const auto& [live, copy] : copies_) live.copy_(copy);
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+};
+
+/// One load, from the first step to the last.
+class LoadRun {
+ public:
+  LoadRun(StateDict& state, StorageReader& reader, LoadPlanner& planner, Communicator& comm, bool use_collectives,
+          int rank)
+      : state_(state), reader_(reader), planner_(planner), comm_(comm), use_collectives_(use_collectives), rank_(rank) {}
+
+  LoadReport run(bool wants_rollback) {
+    // One rank decides which kind of checkpoint it is, so that all go the same way.
+    metadata_ = broadcast_step(comm_, "metadata", [this] { return reader_.read_metadata(); });
+    plan();
+    status_step(comm_, "check", [this] {
+      plan_ = planner_.finish_plan(std::move(plan_));
+      reader_.check(plan_, planner_);
+    });
+    std::optional<Rollback> rollback;
+    if (wants_rollback) status_step(comm_, "copy", [&] { rollback.emplace(plan_, planner_); });
+    try {
+      status_step(comm_, "read", [this] { reader_.read_data(plan_, planner_); });
+    } catch (Error& error) {
+      if (rollback) {
+        rollback->restore();
+        error.add_context("all destinations have been put back");
+      }
+      throw;
+    }
+    status_step(comm_, "apply", [this] {
+      planner_.commit_objects();
+      restore_stateful(state_, std::move(destinations_));
+    });
+    return planner_.report();
+  }
+
+ private:
+  void plan() {
+    plan_ = reduce_scatter_step(
+        comm_, "plan", [this] { return plan_locally(); },
+        [this](std::vector<LoadPlan> plans) {
+          const std::size_t rank_count = plans.size();
+          plans = reader_.prepare_global_plan(planner_.create_global_plan(std::move(plans)));
+          DCP_CHECK(plans.size() == rank_count, kInternal, "the global plan has ", plans.size(), " parts for ",
+                    rank_count, " ranks");
+          return plans;
+        });
+  }
+
+  LoadPlan plan_locally() {
+    if (!metadata_) metadata_ = reader_.read_rank_metadata(rank_);
+    destinations_ = replace_stateful(state_);
+    LoadPlannerContext context;
+    context.rank = rank_;
+    context.world_size = comm_.size();
+    context.is_coordinator = comm_.is_coordinator();
+    context.use_collectives = use_collectives_;
+    planner_.set_up(destinations_, *metadata_, context);
+    StorageReaderContext storage_context;
+    storage_context.rank = context.rank;
+    storage_context.world_size = context.world_size;
+    storage_context.is_coordinator = context.is_coordinator;
+    storage_context.use_collectives = use_collectives_;
+    storage_context.throw_if_cancelled = [this] { comm_.throw_if_cancelled(); };
+    reader_.set_up(*metadata_, storage_context);
+    return reader_.prepare_local_plan(planner_.create_local_plan());
+  }
+
+  StateDict& state_;
+  StorageReader& reader_;
+  LoadPlanner& planner_;
+  Communicator& comm_;
+  bool use_collectives_;
+  int rank_;
+  std::optional<Metadata> metadata_;
+  StateDict destinations_;  // `state_` with the states of its Stateful values; tensors are the live ones
+  LoadPlan plan_;
+};
+
+}  // namespace
+
+LoadReport load(StateDict& state, StorageReader& reader, const LoadOptions& options) {
+  const StepGroup group(options.process_group, options.communicator, options.communicator_options,
+                        options.use_collectives);
+  std::shared_ptr<LoadPlanner> planner = options.planner;
+  if (!planner) {
+    LoadPlannerOptions planner_options;
+    planner_options.partial = options.partial;
+    planner_options.dtype_policy = options.dtype_policy;
+    planner = std::make_shared<DefaultLoadPlanner>(planner_options);
+  }
+  return group.with_rank([&] {
+    return LoadRun(state, reader, *planner, group.communicator(), options.use_collectives, group.rank())
+        .run(options.rollback);
+  });
+}
+
+StateDict load_keys(StorageReader& reader, std::set<std::string> keys) {
+  LoadOptions options;
+  options.planner = std::make_shared<RebuildLoadPlanner>(std::move(keys));
+  StateDict state;
+  load(state, reader, options);
+  return state;
+}
+
+}  // namespace dcp

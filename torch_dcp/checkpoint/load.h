@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "torch_dcp/base/export.h"
+#include "torch_dcp/comm/communicator.h"
+#include "torch_dcp/comm/group_ref.h"
+#include "torch_dcp/fwd.h"
+#include "torch_dcp/state_dict/dtype_policy.h"
+#include "torch_dcp/state_dict/load_report.h"
+#include "torch_dcp/state_dict/value.h"
+
+namespace dcp {
+
+struct LoadOptions {
+  /// As in SaveOptions.
+  GroupRef process_group = {};
+  CommunicatorOptions communicator_options = {};
+  std::shared_ptr<Communicator> communicator = nullptr;
+  /// Off: this rank reads alone and talks to nobody.
+  bool use_collectives = true;
+
+  /// Keys that are asked for but not stored stay as they are and are reported, instead of an error.
+  bool partial = false;
+  DtypePolicy dtype_policy = DtypePolicy::kLossless;
+  /// Keeps a copy of the destinations, and puts it back on every rank if the load fails on any while it reads. Costs the
+  /// memory of the copy; without it the error lists what was changed.
+  bool rollback = false;
+  /// A DefaultLoadPlanner with `partial` and `dtype_policy` if null. A planner given here has its own options.
+  std::shared_ptr<LoadPlanner> planner = nullptr;
+};
+
+/// Loads a checkpoint into a state dict: tensors in place, whatever their layout now and when they were saved,
+/// plain values replaced, and a top-level `Stateful` through its `load_state_dict`.
+///
+/// Names, kinds, sizes, dtypes, coverage, files and items are checked on all ranks before the first destination is
+/// changed.
+///
+/// \param state  The destinations. Keys that it lacks are not loaded, and reported as unexpected.
+/// \throws dcp::CheckpointError, alike on every rank. From the steps "metadata", "plan" and "check" nothing was
+///         changed; from "read" the message lists what was (see `rollback`).
+///
+/// Collective: yes, all ranks of the group (but with `use_collectives` off).
+/// Source: torch/distributed/checkpoint/state_dict_loader.py, load (2.14.1).
+DCP_API LoadReport load(StateDict& state, StorageReader& reader, const LoadOptions& options = {});
+
+/// Rebuilds the nested state dict of a checkpoint, whole tensors on CPU, without knowing what is in it.
+///
+/// \param keys  Flat keys, or dotted prefixes of them; empty for all. One that matches nothing is kKey.
+///
+/// Collective: no; this process reads alone.
+/// Source: torch/distributed/checkpoint/state_dict_loader.py, _load_state_dict_from_keys (2.14.1).
+DCP_API StateDict load_keys(StorageReader& reader, std::set<std::string> keys = {});
+
+}  // namespace dcp

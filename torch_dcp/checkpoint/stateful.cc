@@ -1,0 +1,58 @@
+#include "torch_dcp/state_dict/stateful.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "torch_dcp/base/error.h"
+#include "torch_dcp/checkpoint/stateful_internal.h"
+#include "torch_dcp/state_dict/path.h"
+
+namespace dcp {
+namespace {
+
+std::vector<Key> sorted_keys_of_stateful(const Dict& state) {
+  std::vector<Key> keys;
+  for (const auto& [key, value] : state) {
+    if (value.kind() == ValueKind::kStateful) keys.push_back(key);
+  }
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
+template <typename Call>
+auto with_key(const Key& key, const char* what, const Call& call) {
+  try {
+    return call();
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("in ", what, " of the value of key '", to_string(key), "'"));
+    throw;
+  }
+}
+
+}  // namespace
+
+Dict replace_stateful(const Dict& state) {
+  Dict replaced = state;
+  for (const Key& key : sorted_keys_of_stateful(state)) {
+    const std::shared_ptr<Stateful>& stateful = state.at(key).as_stateful();
+    DCP_CHECK(stateful, kInvalidArgument, "key '", to_string(key), "' holds a null Stateful");
+    replaced.insert_or_assign(key, with_key(key, "state_dict()", [&] { return stateful->state_dict(); }));
+  }
+  return replaced;
+}
+
+void restore_stateful(Dict& state, Dict loaded) {
+  for (auto& [key, value] : loaded) {
+    const Value* target = state.find(key);
+    const bool is_stateful = target && target->kind() == ValueKind::kStateful;
+    if (!is_stateful) state.insert_or_assign(key, std::move(value));
+  }
+  for (const Key& key : sorted_keys_of_stateful(state)) {
+    with_key(key, "load_state_dict()", [&] {
+      state.at(key).as_stateful()->load_state_dict(loaded.at(key).as_dict());
+      return true;
+    });
+  }
+}
+
+}  // namespace dcp

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "torch_dcp/state_dict/value.h"
+
+namespace dcp {
+
+/// A copy of the state dict in which every top-level Stateful is replaced by its state, asked for in sorted order of
+/// keys, so that ranks agree on the order of what their objects may do together.
+///
+/// \throws dcp::Error kType for a Stateful below the top level, naming its path.
+Dict replace_stateful(const Dict& state);
+
+/// Puts loaded values back: hands a Stateful its loaded state (sorted order), replaces the others.
+void restore_stateful(Dict& state, Dict loaded);
+
+}  // namespace dcp

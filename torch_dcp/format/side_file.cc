@@ -1,0 +1,167 @@
+#include "torch_dcp/format/side_file.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "torch_dcp/base/error.h"
+
+// A JSON object: {"format_version": 1, "save_id": text, "typed_paths": {flat key: [step, ...]}}. A step is a text for
+// a dict key, a number for a list position and {"int_key": number} for an integer dict key. Other fields are ignored,
+// so that a later version may add some.
+
+namespace dcp {
+namespace {
+
+using Json = nlohmann::json;  // the ordered one takes quadratic time for many keys
+
+constexpr const char* kFormatVersionField = "format_version";
+constexpr const char* kSaveIdField = "save_id";
+constexpr const char* kTypedPathsField = "typed_paths";
+constexpr const char* kIntKeyField = "int_key";
+
+bool has_int_key(const Path& path) {
+  return std::any_of(path.begin(), path.end(),
+                     [](const PathItem& item) { return item.step == PathStep::kDictIntKey; });
+}
+
+/// Python's lone surrogates are 3 bytes that begin with ED and one from A0 on; JSON cannot hold them.
+bool is_json_text(std::string_view text) {
+  for (std::size_t i = text.find('\xED'); i != std::string_view::npos; i = text.find('\xED', i + 1)) {
+    if (i + 1 < text.size() && static_cast<std::uint8_t>(text[i + 1]) >= 0xA0) return false;
+  }
+  return true;
+}
+
+bool is_json_path(const Path& path) {
+  return std::all_of(path.begin(), path.end(), [](const PathItem& item) { return is_json_text(item.key); });
+}
+
+/// Whether the two are one path for Python, which has integer keys as texts.
+bool is_same_in_python(const Path& typed, const Path& plain) {
+  return std::equal(typed.begin(), typed.end(), plain.begin(), plain.end(), [](const PathItem& a, const PathItem& b) {
+    const bool is_list_position = a.step == PathStep::kListIndex;
+    return is_list_position == (b.step == PathStep::kListIndex) && to_string(a) == to_string(b);
+  });
+}
+
+std::string save_id_of(const Metadata& metadata) {
+  return metadata.storage_meta ? metadata.storage_meta->save_id.value_or("") : "";
+}
+
+Json encode_path(const Path& path) {
+  Json steps = Json::array();
+  for (const PathItem& item : path) {
+    switch (item.step) {
+      case PathStep::kDictKey: steps.push_back(item.key); break;
+      case PathStep::kListIndex: steps.push_back(item.index); break;
+      case PathStep::kDictIntKey: steps.push_back(Json::object({{kIntKeyField, item.index}})); break;
+    }
+  }
+  return steps;
+}
+
+Json parse_json(ByteSpan bytes, const ParseLimits& limits) {
+  DCP_CHECK(bytes.size() <= limits.max_header_bytes, kCorruptData, "side file: ", bytes.size(),
+            " bytes, more than ", limits.max_header_bytes);
+  const auto check_depth = [&limits](int depth, Json::parse_event_t, Json&) {
+    DCP_CHECK(std::cmp_less_equal(depth, limits.max_depth), kCorruptData,
+              "side file: its JSON is nested deeper than ", limits.max_depth);
+    return true;
+  };
+  try {
+    return Json::parse(bytes.begin(), bytes.end(), check_depth);
+  } catch (const Json::parse_error& error) {
+    DCP_THROW(kCorruptData, "side file: no JSON from byte ", error.byte, " on: ", error.what());
+  }
+}
+
+/// The field's value, or null.
+const Json* find_field(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found == object.end() ? nullptr : &*found;
+}
+
+/// The integer of 64 bits that `json` is, if it is one.
+std::optional<std::int64_t> int_of(const Json* json) {
+  if (json == nullptr || !json->is_number_integer()) return std::nullopt;
+  if (json->is_number_unsigned() && !std::in_range<std::int64_t>(json->get<std::uint64_t>())) return std::nullopt;
+  return json->get<std::int64_t>();
+}
+
+PathItem decode_step(const Json& step, const std::string& key, const ParseLimits& limits) {
+  if (step.is_string()) return PathItem::dict_key(step.get<std::string>());
+  if (step.is_object()) {
+    const auto int_key = int_of(find_field(step, kIntKeyField));
+    DCP_CHECK(int_key, kCorruptData, "side file: the path of '", key, "' has a step without an integer key");
+    return PathItem::dict_key(Key(*int_key));
+  }
+  const auto index = int_of(&step);
+  DCP_CHECK(index && *index >= 0 && std::cmp_less_equal(*index, limits.max_list_index), kCorruptData,
+            "side file: the path of '", key, "' has a step that is no key and no list position up to ",
+            limits.max_list_index);
+  return PathItem::list_index(*index);
+}
+
+Path decode_path(const Json& steps, const std::string& key, const ParseLimits& limits) {
+  DCP_CHECK(steps.is_array() && !steps.empty() && steps.size() <= limits.max_depth, kCorruptData,
+            "side file: the path of '", key, "' is no list of 1 to ", limits.max_depth, " steps");
+  Path path;
+  path.reserve(steps.size());
+  for (const Json& step : steps) path.push_back(decode_step(step, key, limits));
+  return path;
+}
+
+}  // namespace
+
+SideFile make_side_file(const Metadata& metadata) {
+  SideFile side_file;
+  side_file.save_id = save_id_of(metadata);
+  if (!metadata.planner_data) return side_file;
+  for (const auto& [key, path] : *metadata.planner_data) {
+    if (has_int_key(path) && is_json_text(key) && is_json_path(path)) side_file.typed_paths.insert(key, path);
+  }
+  return side_file;
+}
+
+void apply_side_file(const SideFile& side_file, Metadata& metadata) {
+  if (!metadata.planner_data || side_file.save_id != save_id_of(metadata)) return;
+  for (const auto& [key, typed] : side_file.typed_paths) {
+    Path* plain = metadata.planner_data->find(key);
+    if (plain != nullptr && is_same_in_python(typed, *plain)) *plain = typed;
+  }
+}
+
+Bytes encode_side_file(const SideFile& side_file) {
+  Json paths = Json::object();
+  for (const auto& [key, path] : side_file.typed_paths) paths[key] = encode_path(path);
+  Json root = Json::object();
+  root[kFormatVersionField] = side_file.format_version;
+  root[kSaveIdField] = side_file.save_id;
+  root[kTypedPathsField] = std::move(paths);
+  const std::string text = root.dump();
+  return Bytes(text.begin(), text.end());
+}
+
+SideFile decode_side_file(ByteSpan bytes, const ParseLimits& limits) {
+  const Json root = parse_json(bytes, limits);
+  DCP_CHECK(root.is_object(), kCorruptData, "side file: its JSON is no object");
+  SideFile side_file;
+  const auto version = int_of(find_field(root, kFormatVersionField));
+  DCP_CHECK(version && *version >= 1, kCorruptData, "side file: no format_version");
+  DCP_CHECK(*version <= SideFile::kFormatVersion, kUnsupported, "side file: format_version ", *version,
+            ", this library reads up to ", SideFile::kFormatVersion);
+  side_file.format_version = *version;
+  const Json* save_id = find_field(root, kSaveIdField);
+  DCP_CHECK(save_id != nullptr && save_id->is_string(), kCorruptData, "side file: save_id is no text");
+  side_file.save_id = save_id->get<std::string>();
+  const Json* paths = find_field(root, kTypedPathsField);
+  if (paths == nullptr) return side_file;
+  DCP_CHECK(paths->is_object(), kCorruptData, "side file: typed_paths is no object");
+  for (const auto& [key, steps] : paths->items()) side_file.typed_paths.insert(key, decode_path(steps, key, limits));
+  return side_file;
+}
+
+}  // namespace dcp

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <vector>
+
+#include "torch_dcp/plan/plan.h"
+
+namespace dcp {
+
+/// Keeps one writer for each item that several plans have, comparing fqn and chunk box: an empty
+/// chunk at the offset of a real one is dropped, never the reverse.
+///
+/// Items with the fewest holders are placed first, each with the holder that has the fewest
+/// bytes so far (the lowest rank on ties), or always with the lowest holder if `to_lowest_rank`.
+/// Each plan keeps its order. The result does not depend on hash order.
+///
+/// \throws dcp::Error kInvalidArgument, naming key and ranks, if two ranks offer the same key with
+///         other kinds, global sizes or dtypes.
+/// Collective: no. Thread safety: pure.
+DCP_API std::vector<SavePlan> dedup_save_plans(std::vector<SavePlan> plans, bool to_lowest_rank);
+
+}  // namespace dcp

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "torch_dcp/plan/planner.h"
+#include "torch_dcp/state_dict/dtype_policy.h"
+#include "torch_dcp/state_dict/flatten.h"
+#include "torch_dcp/state_dict/load_report.h"
+
+namespace dcp {
+
+struct LoadPlannerOptions {
+  FlattenRule flatten = FlattenRule::kCurrent;
+  /// Asked-for keys that are not stored stay as they are and are reported, instead of an error.
+  bool partial = false;
+  DtypePolicy dtype_policy = DtypePolicy::kLossless;
+  /// Elements that no stored chunk covers stay as they are, instead of an error. For checkpoints
+  /// saved without collectives, where each rank knows only its own chunks.
+  bool allow_uncovered = false;
+};
+
+/// Matches flat keys, checks kinds, sizes, dtypes and coverage of everything at once, and
+/// reads the overlap of stored and wanted boxes. One error names all that is wrong; its kind is
+/// that of the first fault.
+///
+/// What a destination accepts: a tensor of any kind a stored tensor of the same global size
+/// whose dtype the policy lets convert; None any object; anything else an object of its own
+/// kind, a double also an int that it holds exactly; an empty Dict also nothing at all. With
+/// `FlattenRule::kCurrent` keys of checkpoints up to PyTorch 2.3 are recognised.
+///
+/// Source: torch/distributed/checkpoint/default_planner.py (2.14.1).
+class DCP_API DefaultLoadPlanner : public LoadPlanner {
+ public:
+  explicit DefaultLoadPlanner(LoadPlannerOptions options = {});
+  ~DefaultLoadPlanner() override;
+
+  void set_up(StateDict& state, const Metadata& metadata, const LoadPlannerContext& context) override;
+  LoadPlan create_local_plan() override;
+  std::vector<LoadPlan> create_global_plan(std::vector<LoadPlan> all_plans) override;
+  LoadPlan finish_plan(LoadPlan plan) override;
+  at::Tensor resolve_tensor(const ReadItem& item) override;
+  void commit_tensor(const ReadItem& item, const at::Tensor& tensor) override;
+  void load_object(const ReadItem& item, Value value) override;
+  void commit_objects() override;
+
+  /// Complete after create_local_plan.
+  LoadReport report() const override { return report_; }
+
+ protected:
+  /// Does what `set_up` does for destinations that are flat already; `state` must have them
+  /// at their paths.
+  void set_up_flattened(StateDict& state, FlatStateDict flat, const Metadata& metadata,
+                        const LoadPlannerContext& context);
+
+ private:
+  void take_old_keys();
+
+  LoadPlannerOptions options_;
+  LoadPlannerContext context_;
+  StateDict* state_ = nullptr;
+  const Metadata* metadata_ = nullptr;
+  FlatStateDict flat_;
+  LoadReport report_;
+  OrderedMap<MetadataIndex, at::Tensor, MetadataIndexHash> views_;
+  std::mutex objects_mutex_;
+  OrderedMap<std::string, Value> objects_;
+};
+
+/// Rebuilds the nested state dict of a checkpoint from its metadata: whole tensors on CPU,
+/// paths from the planner data (a key without a path becomes a top-level key).
+///
+/// The state dict passed to `set_up` must be empty; it is filled in `set_up` with destinations
+/// (allocated only after all sizes and the coverage have been checked) and complete after
+/// `commit_objects`.
+class DCP_API RebuildLoadPlanner : public DefaultLoadPlanner {
+ public:
+  /// \param keys  Flat keys, or dotted prefixes of them, to rebuild; empty for all. A name that
+  ///              matches nothing is kKey.
+  explicit RebuildLoadPlanner(std::set<std::string> keys = {});
+  ~RebuildLoadPlanner() override;
+
+  /// \throws dcp::Error kInvalidArgument for a state dict that is not empty, kKey for a name that
+  ///         matches nothing and for paths that contradict each other (naming both keys),
+  ///         kCorruptData for chunks that do not tile their tensor, positions in lists that the
+  ///         number of keys does not explain, and sizes beyond 64 bits, kUnsupported for dtypes
+  ///         that this library cannot fill. Nothing is allocated then.
+  void set_up(StateDict& state, const Metadata& metadata, const LoadPlannerContext& context) override;
+  void load_object(const ReadItem& item, Value value) override;
+
+ private:
+  std::set<std::string> keys_;
+  /// Keys of objects at whose path other keys have values, with one of those keys: a rank had an
+  /// empty Dict where another had entries.
+  std::map<std::string, std::string> opened_;
+};
+
+}  // namespace dcp

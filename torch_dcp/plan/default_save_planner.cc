@@ -1,0 +1,124 @@
+#include "torch_dcp/plan/default_save_planner.h"
+
+#include "torch_dcp/plan/dedup.h"
+#include "torch_dcp/plan/fault_list_internal.h"
+#include "torch_dcp/plan/key_table_internal.h"
+#include "torch_dcp/plan/validate.h"
+#include "torch_dcp/plan/write_items.h"
+
+namespace dcp {
+namespace {
+
+using Paths = OrderedMap<std::string, Path>;
+
+/// All ranks' paths, in order of first appearance.
+std::optional<Paths> merge_planner_data(const std::vector<SavePlan>& plans) {
+  KeyTable keys;
+  std::vector<std::pair<const std::string*, const Path*>> merged;
+  FaultList faults;
+  bool has_paths = false;
+  for (const SavePlan& plan : plans) {
+    if (!plan.planner_data) continue;
+    has_paths = true;
+    keys.rewind();
+    for (const auto& [key, path] : *plan.planner_data) {
+      const KeyTable::Place place = keys.add(key);
+      if (place.is_new) {
+        merged.emplace_back(&key, &path);
+      } else if (*merged[place.number].second != path) {
+        faults.add(ErrorKind::kKey, key,
+                   "ranks have it at " + describe(*merged[place.number].second) + " and at " + describe(path));
+      }
+    }
+  }
+  faults.throw_if_any("ranks disagree about the structure of the state dict", DCP_WHERE);
+  if (!has_paths) return std::nullopt;
+  Paths paths;
+  paths.reserve(merged.size());
+  for (const auto& [key, path] : merged) paths.insert(*key, *path);
+  return paths;
+}
+
+/// Gathers the chunks of all plans, and writes each chunk's number into its item.
+OrderedMap<std::string, StorageMetadata> gather_chunks(std::vector<SavePlan>& plans) {
+  KeyTable keys;
+  std::vector<StorageMetadata> entries;
+  for (SavePlan& plan : plans) {
+    keys.rewind();
+    for (WriteItem& item : plan.items) {
+      const KeyTable::Place place = keys.add(item.index.fqn);
+      if (place.is_new) {
+        if (item.is_tensor()) {
+          entries.emplace_back(TensorStorageMetadata{item.properties, item.size, {}});
+        } else {
+          entries.emplace_back(BytesStorageMetadata{});
+        }
+      }
+      if (!item.is_tensor()) continue;
+      std::vector<Box>& chunks = std::get<TensorStorageMetadata>(entries[place.number]).chunks;
+      item.index.index = static_cast<std::int64_t>(chunks.size());
+      chunks.push_back(item.chunk);
+    }
+  }
+  OrderedMap<std::string, StorageMetadata> result;
+  result.reserve(entries.size());
+  for (std::uint32_t i = 0; i < entries.size(); ++i) result.insert(std::string(keys.key(i)), std::move(entries[i]));
+  return result;
+}
+
+}  // namespace
+
+DefaultSavePlanner::DefaultSavePlanner(SavePlannerOptions options) : options_(options) {}
+DefaultSavePlanner::~DefaultSavePlanner() = default;
+
+void DefaultSavePlanner::set_up(const StateDict& state, const SavePlannerContext& context) {
+  views_ = {};
+  context_ = context;
+  flat_ = flatten_state_dict(state, options_.flatten);
+}
+
+SavePlan DefaultSavePlanner::create_local_plan() {
+  SavePlan plan;
+  plan.items.reserve(flat_.size());
+  views_ = {};
+  views_.reserve(flat_.size());
+  if (options_.flatten != FlattenRule::kTopLevel) plan.planner_data.emplace().reserve(flat_.size());
+  for (const auto& [key, leaf] : flat_) {
+    for (WriteItemAndView& offered : create_write_items(key, leaf.value)) {
+      if (offered.item.is_tensor()) views_.insert(offered.item.index, std::move(offered.view));
+      plan.items.push_back(std::move(offered.item));
+    }
+    if (plan.planner_data) plan.planner_data->insert(key, leaf.path);
+  }
+  return plan;
+}
+
+std::pair<std::vector<SavePlan>, Metadata> DefaultSavePlanner::create_global_plan(std::vector<SavePlan> all_plans) {
+  Metadata metadata;
+  metadata.planner_data = merge_planner_data(all_plans);
+  for (SavePlan& plan : all_plans) plan.planner_data.reset();
+  std::vector<SavePlan> plans = dedup_save_plans(std::move(all_plans), options_.dedup_save_to_lowest_rank);
+  metadata.state_dict_metadata = gather_chunks(plans);
+  metadata.storage_meta = context_.storage_meta;
+  metadata.version = "1.0.0";
+  // Without collectives each rank makes a plan of its own chunks alone, and a single process
+  // may save a part of a tensor, as in Python.
+  validate_global_plan(metadata, context_.use_collectives && context_.world_size > 1);
+  return {std::move(plans), std::move(metadata)};
+}
+
+SavePlan DefaultSavePlanner::finish_plan(SavePlan plan) { return plan; }
+
+at::Tensor DefaultSavePlanner::resolve_tensor(const WriteItem& item) const {
+  const at::Tensor* view = views_.find(item.index);
+  DCP_CHECK(view != nullptr, kKey, "no tensor '", to_string(item.index), "' in the state dict that is being saved");
+  return *view;
+}
+
+const Value& DefaultSavePlanner::resolve_object(const WriteItem& item) const {
+  const FlatLeaf* leaf = flat_.find(item.index.fqn);
+  DCP_CHECK(leaf != nullptr, kKey, "no object '", item.index.fqn, "' in the state dict that is being saved");
+  return leaf->value;
+}
+
+}  // namespace dcp

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "torch_dcp/base/ordered_map.h"
+#include "torch_dcp/plan/default_load_planner.h"
+#include "torch_dcp/plan/fault_list_internal.h"
+#include "torch_dcp/plan/metadata.h"
+#include "torch_dcp/plan/plan.h"
+#include "torch_dcp/state_dict/flatten.h"
+#include "torch_dcp/state_dict/load_report.h"
+
+namespace dcp {
+
+/// Views of a destination's local chunks.
+using ChunkViews = OrderedMap<MetadataIndex, at::Tensor, MetadataIndexHash>;
+
+/// Plans the load of one leaf after the other, noting faults instead of throwing them.
+class LeafLoader {
+ public:
+  /// All must outlive the loader.
+  LeafLoader(const LoadPlannerOptions& options, const Metadata& metadata, FaultList& faults, LoadReport& report,
+             LoadPlan& plan, ChunkViews& views)
+      : options_(options), metadata_(metadata), faults_(faults), report_(report), plan_(plan), views_(views) {}
+
+  void add(const std::string& key, const Value& destination);
+
+ private:
+  void add_missing(const std::string& key);
+  void add_tensor(const std::string& key, const Value& destination, const TensorStorageMetadata& stored);
+  void add_object(const std::string& key, const Value& destination);
+  bool check_dtype(const std::string& key, c10::ScalarType stored, c10::ScalarType wanted);
+  void check_coverage(const std::string& key, const TensorStorageMetadata& stored, const std::vector<Box>& wanted,
+                      const std::vector<ReadItem>& items);
+  bool check_stored(const MetadataIndex& index);
+  /// Says where else the data of a key that is not stored may be; empty if nowhere.
+  std::string hint_for_missing(const std::string& key);
+
+  const LoadPlannerOptions& options_;
+  const Metadata& metadata_;
+  FaultList& faults_;
+  LoadReport& report_;
+  LoadPlan& plan_;
+  ChunkViews& views_;
+  std::optional<std::vector<std::string_view>> sorted_keys_;  ///< of the checkpoint; made when needed
+};
+
+/// Makes an object fit its destination, or throws kType naming the key and both kinds.
+Value accept_object(const std::string& key, const Value& destination, Value stored);
+
+}  // namespace dcp

@@ -1,0 +1,7 @@
+#include "torch_dcp/state_dict/stateful.h"
+
+namespace dcp {
+
+Stateful::~Stateful() = default;
+
+}  // namespace dcp

@@ -1,0 +1,281 @@
+#include "torch_dcp/storage/filesystem_reader.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "torch_dcp/base/error.h"
+#include "torch_dcp/base/fault_list.h"
+#include "torch_dcp/base/thread_pool.h"
+#include "torch_dcp/format/metadata_pickle.h"
+#include "torch_dcp/format/object_item.h"
+#include "torch_dcp/format/side_file.h"
+#include "torch_dcp/format/torch_archive.h"
+#include "torch_dcp/io/local_file_system.h"
+#include "torch_dcp/storage/file_layout_internal.h"
+#include "torch_dcp/storage/item_reader_internal.h"
+#include "torch_dcp/tensor/dtype.h"
+
+namespace dcp {
+namespace {
+
+using file_layout::kMetadataName;
+
+constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{8} << 30;
+
+/// Runs `call`; what it throws gets the place in the checkpoint added.
+template <typename Call>
+auto with_place(const std::string& path, const std::string& key, const Call& call) {
+  try {
+    return call();
+  } catch (Error& error) {
+    error.add_context(c10::str(path, ": ", key));
+    throw;
+  }
+}
+
+/// A save id that may be part of a file name: others come from foreign files.
+bool is_plain_id(const std::string& id) {
+  return !id.empty() && id.size() <= 64 &&
+         std::all_of(id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; });
+}
+
+const Box& stored_chunk(const Metadata& metadata, const MetadataIndex& index) {
+  const StorageMetadata* entry = metadata.state_dict_metadata.find(index.fqn);
+  const auto* tensor = entry ? std::get_if<TensorStorageMetadata>(entry) : nullptr;
+  DCP_CHECK(tensor && index.offset, kInternal, to_string(index), " is no stored tensor");
+  if (index.index && *index.index >= 0 && *index.index < static_cast<std::int64_t>(tensor->chunks.size())) {
+    const Box& hinted = tensor->chunks[static_cast<std::size_t>(*index.index)];
+    if (hinted.offsets == *index.offset) return hinted;
+  }
+  for (const Box& chunk : tensor->chunks) {
+    if (chunk.offsets == *index.offset) return chunk;
+  }
+  DCP_THROW(kInternal, to_string(index), " is no stored chunk");
+}
+
+std::string join(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+struct FileSystemReader::StoredTensor {
+  TensorItem item;
+  const StorageInfo* info = nullptr;
+  const RandomAccessFile* file = nullptr;
+};
+
+struct FileSystemReader::Opened {
+  std::map<std::string, std::unique_ptr<RandomAccessFile>> files;
+  std::unordered_map<MetadataIndex, StoredTensor, MetadataIndexHash> tensors;
+};
+
+FileSystemReader::FileSystemReader(std::string path, FileSystemReaderOptions options)
+    : path_(std::move(path)),
+      options_(std::move(options)),
+      files_(options_.file_system ? options_.file_system : local_file_system()) {
+  DCP_CHECK(!path_.empty(), kInvalidArgument, "a checkpoint needs a path");
+}
+
+FileSystemReader::~FileSystemReader() = default;
+
+Metadata FileSystemReader::read_metadata_file(const std::string& name) {
+  const Bytes bytes = read_whole_file(*files_, file(name), kMaxMetadataBytes);
+  try {
+    return decode_metadata(bytes, options_.limits);
+  } catch (Error& error) {
+    error.add_context(c10::str("while reading ", file(name)));
+    throw;
+  }
+}
+
+void FileSystemReader::apply_side_file(Metadata& metadata) {
+  const auto& meta = metadata.storage_meta;
+  if (!meta || !meta->save_id || !is_plain_id(*meta->save_id)) return;
+  const std::string name = file(file_layout::side_file_name(*meta->save_id));
+  if (files_->file_type(name) != FileType::kFile) return;
+  const Bytes bytes = read_whole_file(*files_, name, options_.limits.max_header_bytes);
+  try {
+    const SideFile side_file = decode_side_file(bytes, options_.limits);
+    DCP_CHECK(side_file.save_id == *meta->save_id, kCorruptData, "it belongs to save ", side_file.save_id, ", not to ",
+              *meta->save_id);
+    dcp::apply_side_file(side_file, metadata);
+  } catch (Error& error) {
+    error.add_context(c10::str("while reading ", name,
+                               " (without this file the checkpoint loads as Python wrote it, integer keys as text)"));
+    throw;
+  }
+}
+
+std::optional<Metadata> FileSystemReader::read_metadata() {
+  if (files_->file_type(file(std::string(kMetadataName))) == FileType::kFile) {
+    Metadata metadata = read_metadata_file(std::string(kMetadataName));
+    apply_side_file(metadata);
+    return metadata;
+  }
+  const FileType type = files_->file_type(path_);
+  DCP_CHECK(type != FileType::kNone, kNotFound, "incomplete checkpoint: ", path_, " does not exist");
+  DCP_CHECK(type == FileType::kDirectory, kNotFound, "incomplete checkpoint: ", path_, " is not a directory");
+  const std::vector<std::string> names = files_->list_directory(path_);
+  const bool has_rank_metadata =
+      std::any_of(names.begin(), names.end(), [](const std::string& name) {
+        return name.ends_with(kMetadataName) && file_layout::is_checkpoint_file(name);
+      });
+  DCP_CHECK(has_rank_metadata, kNotFound, "incomplete checkpoint: ", path_, " has no ", kMetadataName);
+  return std::nullopt;
+}
+
+Metadata FileSystemReader::read_rank_metadata(int rank) {
+  const std::string name = file_layout::rank_metadata_name(rank);
+  DCP_CHECK(files_->file_type(file(name)) == FileType::kFile, kNotFound, "incomplete checkpoint: ", path_,
+            " was saved without collectives and has no ", name);
+  return read_metadata_file(name);
+}
+
+void FileSystemReader::set_up(const Metadata& metadata, const StorageReaderContext& context) {
+  metadata_ = &metadata;
+  context_ = context;
+  opened_ = std::make_unique<Opened>();
+}
+
+const StorageInfo& FileSystemReader::storage_info(const MetadataIndex& index) const {
+  const StorageInfo* info = metadata_->storage_data.find(index);
+  DCP_CHECK(info, kCorruptData, "the metadata does not say where it is stored");
+  DCP_CHECK(info->transform_descriptors.empty(), kUnsupported, "its bytes went through ",
+            info->transform_descriptors.front(), ", which this reader does not undo");
+  return *info;
+}
+
+const RandomAccessFile& FileSystemReader::data_file(const StorageInfo& info) {
+  if (!opened_) opened_ = std::make_unique<Opened>();
+  std::unique_ptr<RandomAccessFile>& opened = opened_->files[info.relative_path];
+  if (!opened) {
+    DCP_CHECK(files_->file_type(file(info.relative_path)) == FileType::kFile, kCorruptData, "the data file ",
+              file(info.relative_path), " is missing");
+    opened = files_->open_file(file(info.relative_path));
+  }
+  const auto end = static_cast<std::uint64_t>(info.offset) + static_cast<std::uint64_t>(info.length);
+  DCP_CHECK(end <= opened->size(), kCorruptData, "the data file ", file(info.relative_path), " has ", opened->size(),
+            " bytes, the item ends at ", end, ": the file was cut");
+  return *opened;
+}
+
+Bytes FileSystemReader::read_item(const StorageInfo& info) {
+  const RandomAccessFile& data = data_file(info);
+  Bytes bytes(static_cast<std::size_t>(info.length));
+  data.read_at(static_cast<std::uint64_t>(info.offset), bytes);
+  return bytes;
+}
+
+void FileSystemReader::check_object(const ReadItem& item, LoadPlanner& planner) {
+  planner.load_object(item, decode_object_item(read_item(storage_info(item.storage_index)), options_.limits));
+}
+
+void FileSystemReader::check_tensor(const ReadItem& item) {
+  if (opened_->tensors.contains(item.storage_index)) return;
+  StoredTensor stored;
+  stored.info = &storage_info(item.storage_index);
+  stored.file = &data_file(*stored.info);
+  stored.item = open_tensor_item(*stored.file, stored.info->offset, stored.info->length, options_.limits);
+  const auto& tensor = std::get<TensorStorageMetadata>(*metadata_->state_dict_metadata.find(item.storage_index.fqn));
+  DCP_CHECK(stored.item.dtype == tensor.properties.dtype, kCorruptData, "the item holds ",
+            dtype_name(stored.item.dtype), ", the metadata says ", dtype_name(tensor.properties.dtype));
+  const Box& chunk = stored_chunk(*metadata_, item.storage_index);
+  DCP_CHECK(stored.item.sizes == chunk.sizes, kCorruptData, "the item holds sizes ", to_string(stored.item.sizes),
+            ", the metadata says ", to_string(chunk.sizes));
+  opened_->tensors.emplace(item.storage_index, std::move(stored));
+}
+
+void FileSystemReader::check(const LoadPlan& plan, LoadPlanner& planner) {
+  FaultList faults(c10::str("cannot load ", path_));
+  for (const ReadItem& item : plan.items) {
+    if (context_.throw_if_cancelled) context_.throw_if_cancelled();
+    try {
+      const StorageInfo* info = metadata_->storage_data.find(item.storage_index);
+      const std::string place = info ? file(info->relative_path) : path_;
+      with_place(place, to_string(item.storage_index), [&] {
+        item.type == ReadItemType::kByteIo ? check_object(item, planner) : check_tensor(item);
+      });
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kCancelled) throw;
+      faults.add(error.kind(), error.what_without_backtrace());
+    }
+  }
+  faults.throw_if_any();
+}
+
+void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
+  // By file and position, so that a disk reads forward.
+  std::map<std::string, std::vector<const ReadItem*>> by_file;
+  for (const ReadItem& item : plan.items) {
+    if (item.type == ReadItemType::kTensor) by_file[opened_->tensors.at(item.storage_index).info->relative_path].push_back(&item);
+  }
+  std::vector<std::vector<const ReadItem*>> groups;
+  for (auto& [name, items] : by_file) {
+    std::stable_sort(items.begin(), items.end(), [&](const ReadItem* a, const ReadItem* b) {
+      return opened_->tensors.at(a->storage_index).info->offset < opened_->tensors.at(b->storage_index).info->offset;
+    });
+    groups.push_back(std::move(items));
+  }
+  std::mutex mutex;
+  std::vector<std::string> changed;
+  const auto read_group = [&](std::size_t number) {
+    for (const ReadItem* item : groups[number]) {
+      if (context_.throw_if_cancelled) context_.throw_if_cancelled();
+      const StoredTensor& stored = opened_->tensors.at(item->storage_index);
+      with_place(file(stored.info->relative_path), to_string(item->storage_index), [&] {
+        const at::Tensor destination = planner.resolve_tensor(*item);
+        {
+          const std::lock_guard lock(mutex);
+          changed.push_back(to_string(item->dest_index));
+        }
+        read_tensor_region(*stored.file, stored.info->offset, stored.item, item->storage_offsets, item->lengths,
+                           destination, options_.verify_checksums);
+        planner.commit_tensor(*item, destination);
+      });
+    }
+  };
+  try {
+    run_parallel(options_.thread_count, groups.size(), read_group);
+  } catch (Error& error) {
+    error.add_context(c10::str("destinations that have been changed already: ", changed.empty() ? "none" : join(changed)));
+    throw;
+  }
+}
+
+bool is_complete(const std::string& path, std::shared_ptr<FileSystem> file_system) {
+  const std::shared_ptr<FileSystem> files = file_system ? std::move(file_system) : local_file_system();
+  if (files->file_type(path) != FileType::kDirectory) return false;
+  FileSystemReader reader(path, {.file_system = files});
+  const auto has_all_files = [&](const Metadata& metadata) {
+    std::unordered_map<std::string, std::int64_t> ends;
+    for (const auto& [index, info] : metadata.storage_data) {
+      std::int64_t& end = ends[info.relative_path];
+      end = std::max(end, info.offset + info.length);
+    }
+    return std::all_of(ends.begin(), ends.end(), [&](const auto& entry) {
+      const auto size = files->file_size(join_path(path, entry.first));
+      return size && *size >= static_cast<std::uint64_t>(entry.second);
+    });
+  };
+  try {
+    if (const std::optional<Metadata> metadata = reader.read_metadata()) return has_all_files(*metadata);
+    for (const std::string& name : files->list_directory(path)) {
+      if (!name.starts_with("__") || !name.ends_with(kMetadataName) || !file_layout::is_checkpoint_file(name)) continue;
+      if (!has_all_files(reader.read_rank_metadata(std::stoi(name.substr(2))))) return false;
+    }
+    return true;
+  } catch (const Error& error) {
+    // "No" is the answer for these, not a failure of the question.
+    if (error.kind() == ErrorKind::kIo) throw;
+    return false;
+  }
+}
+
+}  // namespace dcp

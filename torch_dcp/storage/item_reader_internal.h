@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "torch_dcp/format/torch_archive.h"
+#include "torch_dcp/io/file_system.h"
+
+namespace dcp {
+
+/// Reads the region [begin, begin + lengths) of a stored tensor into a destination.
+///
+/// A row-major item goes from the file straight into a contiguous CPU destination of its dtype; others pass through a
+/// bounded buffer. Only the region's bytes are read, but for items that are deflated, strided or swapped,
+/// which are read whole. The CRC-32 is checked whenever all of the item is read and `verify_checksum` is on.
+///
+/// \param begin, lengths  [ndim], in elements, inside `item.sizes`.
+/// \param destination     Shape `lengths`, any strides, device and dtype; filled by `copy_`'s conversion.
+/// \throws dcp::Error kCorruptData, kIo. The destination may have been changed then.
+void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
+                        c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
+                        bool verify_checksum);
+
+}  // namespace dcp

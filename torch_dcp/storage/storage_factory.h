@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "torch_dcp/storage/filesystem_reader.h"
+#include "torch_dcp/storage/filesystem_writer.h"
+
+namespace dcp {
+
+/// Picks the storage for a checkpoint id. An id without a scheme, or with `file://`, is a directory.
+///
+/// \throws dcp::Error kUnsupported for another scheme, kInvalidArgument for an empty id.
+DCP_API std::unique_ptr<StorageWriter> make_storage_writer(const std::string& checkpoint_id,
+                                                           const FileSystemWriterOptions& options = {});
+DCP_API std::unique_ptr<StorageReader> make_storage_reader(const std::string& checkpoint_id,
+                                                           const FileSystemReaderOptions& options = {});
+
+}  // namespace dcp

@@ -1,0 +1,21 @@
+#include "torch_dcp/base/error.h"
+#include "torch_dcp/storage/storage_reader.h"
+#include "torch_dcp/storage/storage_writer.h"
+
+namespace dcp {
+
+StorageWriter::~StorageWriter() = default;
+void StorageWriter::committed() noexcept {}
+void StorageWriter::abort() noexcept {}
+std::vector<std::string> StorageWriter::warnings() const { return {}; }
+
+StorageReader::~StorageReader() = default;
+
+Metadata StorageReader::read_rank_metadata(int rank) {
+  DCP_THROW(kUnsupported, "this storage reader has no metadata of single ranks (rank ", rank, " asked)");
+}
+
+LoadPlan StorageReader::prepare_local_plan(LoadPlan plan) { return plan; }
+std::vector<LoadPlan> StorageReader::prepare_global_plan(std::vector<LoadPlan> plans) { return plans; }
+
+}  // namespace dcp

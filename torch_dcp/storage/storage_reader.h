@@ -1,0 +1,59 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "torch_dcp/base/export.h"
+#include "torch_dcp/plan/metadata.h"
+#include "torch_dcp/plan/plan.h"
+#include "torch_dcp/plan/planner.h"
+
+namespace dcp {
+
+/// What a storage reader is told when a load begins. A struct, so that a new field breaks no reader.
+struct StorageReaderContext {
+  int rank = 0;  ///< within the group
+  int world_size = 1;
+  bool is_coordinator = true;
+  bool use_collectives = true;
+  /// Throws kCancelled if another rank has failed; called between items. May be empty.
+  std::function<void()> throw_if_cancelled;
+};
+
+/// Gets a checkpoint out of some storage. Knows names and bytes, never how ranks talk.
+///
+/// Calling order, each once per load:
+///   coordinator   read_metadata; if it gives nothing, every rank read_rank_metadata
+///   every rank    set_up, prepare_local_plan
+///   coordinator   prepare_global_plan
+///   every rank    check, and when all ranks have passed, read_data
+class DCP_API StorageReader {
+ public:
+  virtual ~StorageReader();
+
+  /// The checkpoint's metadata; nothing if it was saved without collectives, so that each rank has its own.
+  ///
+  /// \throws dcp::Error kNotFound ('incomplete checkpoint' and the path), kCorruptData, kIo.
+  virtual std::optional<Metadata> read_metadata() = 0;
+
+  /// What `rank` saved without collectives. \throws as read_metadata.
+  virtual Metadata read_rank_metadata(int rank);
+
+  /// \param metadata  Must stay alive until the load ends.
+  virtual void set_up(const Metadata& metadata, const StorageReaderContext& context) = 0;
+
+  virtual LoadPlan prepare_local_plan(LoadPlan plan);
+  virtual std::vector<LoadPlan> prepare_global_plan(std::vector<LoadPlan> plans);
+
+  /// Checks all that can be wrong with the stored items of the plan without reading tensors' elements, and
+  /// hands every object to the planner. Changes no destination.
+  virtual void check(const LoadPlan& plan, LoadPlanner& planner) = 0;
+
+  /// Fills the destinations of the plan's tensor items.
+  ///
+  /// \throws dcp::Error; the message lists the keys whose destinations have been changed already.
+  virtual void read_data(const LoadPlan& plan, LoadPlanner& planner) = 0;
+};
+
+}  // namespace dcp
