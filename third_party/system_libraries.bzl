@@ -2,6 +2,7 @@
 
 load("//third_party:system_library.bzl", "system_library")
 load("//third_party:system_program.bzl", "system_program")
+load("//third_party:system_python_module.bzl", "system_python_module")
 
 # repository: what system_library needs to know.
 _LIBRARIES = {
@@ -19,6 +20,8 @@ def system_libraries(have = {}):
     if "system_clang_format" not in have:
         # Older versions break lines elsewhere.
         system_program(name = "system_clang_format", program = "clang-format", min_major = 21)
+    if "system_python_torch" not in have:
+        system_python_module(name = "system_python_torch", module = "torch")
 
 def _extension_impl(_mctx):
     system_libraries()

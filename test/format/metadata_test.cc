@@ -178,7 +178,7 @@ class RandomMetadata {
     return static_cast<std::int64_t>(std::uniform_int_distribution<std::uint64_t>()(random_) >> number(2, 63));
   }
   std::string text() {
-    static const std::vector<std::string> kParts = {"a", ".", "layers", "\xC3\xBC", "\xED\xA0\x80", "", "0", "/", "\n", "\0x"};
+    static const std::vector<std::string> kParts = {"a", ".", "layers", "\xC3\xBC", "\xED\xA0\x80", "", "0", "/", "\n"};
     std::string text;
     for (std::size_t i = number(0, 6); i > 0; --i) text += kParts[number(0, kParts.size() - 1)];
     return number(0, 20) == 0 ? text + std::string(300, 'k') : text;
@@ -188,7 +188,8 @@ class RandomMetadata {
   }
   Sizes sizes(std::size_t ndim) {
     Sizes result;
-    for (std::size_t d = 0; d < ndim; ++d) result.push_back(static_cast<std::int64_t>(number(0, 100'000) >> number(0, 17)));
+    const std::size_t largest = ndim > 3 ? 200 : 100'000;
+    for (std::size_t d = 0; d < ndim; ++d) result.push_back(static_cast<std::int64_t>(number(0, largest) >> number(0, 17)));
     return result;
   }
   TensorStorageMetadata tensor() {

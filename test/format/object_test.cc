@@ -22,6 +22,7 @@ namespace dcp {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using std::string_literals::operator""s;  // for opcodes with NULs
 using test::expect_error;
 
 at::Tensor make_tensor(at::ScalarType dtype, std::vector<std::int64_t> sizes, unsigned seed = 1) {
@@ -307,7 +308,7 @@ TEST(ObjectHostile, NamesThatRunCodeAreRefused) {
       {"pickle", "loads"},      {"io", "open"},         {"__builtin__", "__import__"}, {"sys", "exit"}};
   for (const auto& [module, name] : names) {
     const std::string global = "c" + module + "\n" + name + "\n";
-    for (const std::string& opcodes : {global + "X\x01\0\0\0x\x85R", global, "]" + global + "a"}) {
+    for (const std::string& opcodes : {global + "X\x01\0\0\0x\x85R"s, global, "]" + global + "a"}) {
       expect_error(ErrorKind::kUnsupported, module + "." + name, name, [&] { decode_object_item(item_of(opcodes)); });
       expect_error(ErrorKind::kUnsupported, module + "." + name, name, [&] { object_item_to_json(item_of(opcodes)); });
     }
@@ -323,19 +324,18 @@ TEST(ObjectHostile, NamesThatRunCodeAreRefused) {
 TEST(ObjectHostile, UnknownObjectsAreOpaque) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"ccollections\ndeque\n]K\x01" "a\x85R", "collections.deque"},
-      {"cmy.package\nPoint\n)\x81}X\x01\0\0\0xK\x01sb", "my.package.Point"},
-      {"c__builtin__\nxrange\nK\0K\x05K\x01\x87R", "range"},
+      {"cmy.package\nPoint\n)\x81}X\x01\0\0\0xK\x01sb"s, "my.package.Point"},
+      {"c__builtin__\nxrange\nK\0K\x05K\x01\x87R"s, "range"},
       {"ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R", "collections.defaultdict"},
       {"ctorch\nbfloat16\n", "torch.dtype"},
       {"}NK\x01s", "dict"},
       {"]c__builtin__\nset\n]\x85Ra", "list"},
       {"ccopy_reg\n_reconstructor\ncm\nC\nc__builtin__\nobject\nN\x87R", "m.C"},
       {"ctorch._utils\n_rebuild_qtensor\n)R", "torch.Tensor"},
-      {"\x8a\x09\0\0\0\0\0\0\0\0\x01", "int"},
-      {"]q\0c__builtin__\nset\n]h\0a\x85Ra", "list"},
+      {"\x8a\x09\0\0\0\0\0\0\0\0\x01"s, "int"},
+      {"]q\0c__builtin__\nset\n]h\0a\x85Ra"s, "list"},
   };
   for (const auto& [opcodes, type] : cases) {
-    // Adjacent literals end the hexadecimal escapes above; embedded zeros need the length.
     const Bytes item = item_of(opcodes);
     const Value value = decode_object_item(item);
     ASSERT_EQ(value.kind(), ValueKind::kOpaque) << type;
@@ -350,7 +350,7 @@ TEST(ObjectHostile, Forms) {
   EXPECT_EQ(decode_object_item(item_of("}(K\x01K\x02K\x01K\x03u")).as_dict().at(std::int64_t{1}).as_int(), 3);
   EXPECT_EQ(object_item_to_json(item_of("cbuiltins\nfrozenset\n](K\x0aK\x02" "e\x85R")).dump(),
             R"({"t":"frozenset","v":[{"t":"int","v":"10"},{"t":"int","v":"2"}]})");
-  EXPECT_EQ(object_item_to_json(item_of("X\x03\0\0\0\xED\xA0\x80")).dump(),
+  EXPECT_EQ(object_item_to_json(item_of("X\x03\0\0\0\xED\xA0\x80"s)).dump(),
             R"({"t":"str","utf8_surrogatepass_hex":"eda080"})");
   EXPECT_EQ(object_item_to_json(item_of("cm\nC\n)\x81")).dump(), R"({"t":"other","type":"m.C"})");
   EXPECT_EQ(object_item_to_json(item_of("c__builtin__\nxrange\nK\x01\x85R")).dump(),
@@ -376,16 +376,16 @@ std::string laughs() {
 
 TEST(ObjectHostile, Structures) {
   using enum ErrorKind;
-  const std::string_view self("]q\0h\0a", 6);
+  const std::string self = "]q\0h\0a"s;
   const std::vector<HostileCase> cases = {
-      {"persistent id", kCorruptData, "persistent id", item_of("X\x06\0\0\0moduleX\x02\0\0\0os\x86Q")},
+      {"persistent id", kCorruptData, "persistent id", item_of("X\x06\0\0\0moduleX\x02\0\0\0os\x86Q"s)},
       {"deep", kCorruptData, "nested", item_of(std::string(100'000, ']') + std::string(99'999, 'a'))},
       {"self", kUnsupported, "nested", item_of(self)},
       {"laughs", kUnsupported, "memory", item_of("(" + laughs() + "t")},
       {"huge memo", kCorruptData, "memo", item_of("]r\xFF\xFF\xFF\xFF")},
       {"huge string", kCorruptData, "", item_of("X\xFF\xFF\xFF\xFF" "abc")},
       {"bytes beyond latin-1", kCorruptData, "latin-1",
-       item_of(std::string("c_codecs\nencode\nX\x03\0\0\0\xE2\x98\x83X\x06\0\0\0latin1\x86R", 44))},
+       item_of("c_codecs\nencode\nX\x03\0\0\0\xE2\x98\x83X\x06\0\0\0latin1\x86R"s)},
   };
   for (const HostileCase& hostile : cases) {
     expect_error(hostile.kind, hostile.message, hostile.name, [&] { decode_object_item(hostile.item); });
@@ -414,9 +414,9 @@ TEST(ObjectHostile, TensorsInside) {
     return tensor_item([=](std::string& text) { replace(text, from, to); });
   };
   EXPECT_EQ(decode_object_item(tensor_item([](std::string&) {})).as_tuple()[0].as_tensor().numel(), 6);
-  const std::string key_zero("X\x01\0\0\0" "0", 6);
-  const std::string key_one("X\x01\0\0\0" "1", 6);
-  const std::string key_path("X\x04\0\0\0../0", 9);
+  const std::string key_zero = "X\x01\0\0\0" "0"s;
+  const std::string key_one = "X\x01\0\0\0" "1"s;
+  const std::string key_path = "X\x04\0\0\0../0"s;
   const std::vector<std::pair<const char*, Bytes>> cases = {
       {"key path", edited(key_zero, key_path)},
       {"missing storage", edited(key_zero, key_one)},
@@ -433,8 +433,8 @@ TEST(ObjectHostile, TensorsInside) {
   }
   // Terabytes of a stored element.
   const Bytes expanded = tensor_item([](std::string& text) {
-    replace(text, "K\x02K\x03\x86", std::string("\x8a\x06\0\0\0\0\0\x01K\x03\x86", 11));
-    replace(text, "K\x03K\x01\x86", std::string("K\0K\0\x86", 5));
+    replace(text, "K\x02K\x03\x86", "\x8a\x06\0\0\0\0\0\x01K\x03\x86"s);
+    replace(text, "K\x03K\x01\x86", "K\0K\0\x86"s);
   });
   expect_error(ErrorKind::kUnsupported, "memory", "expanded", [&] { decode_object_item(expanded); });
 }

@@ -75,7 +75,8 @@ Bytes build(const std::vector<Part>& parts, const End& end = {}) {
     directory = concat({directory, common});
     put(directory, part.name.size(), 2);
     put(directory, part.far_position.size(), 2);
-    put(directory, 0, 10);
+    put(directory, 0, 2 + 2);  // comment, disk
+    put(directory, 0, 2 + 4);  // attributes
     put(directory, part.far_position.empty() ? position : kFull32, 4);
     directory = concat({directory, as_bytes(part.name), part.far_position});
   }

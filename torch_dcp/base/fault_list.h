@@ -1,36 +1,37 @@
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "torch_dcp/base/error.h"
 
 namespace dcp {
 
-/// Collects all that is wrong, so that one error can name it all.
+/// Gathers what is wrong with several keys, so that one error can name them all.
 class FaultList {
  public:
-  /// \param what  What the message begins with, such as "cannot load ckpt".
-  explicit FaultList(std::string what) : what_(std::move(what)) {}
-
-  void add(ErrorKind kind, const std::string& fault) {
-    if (count_ == 0) kind_ = kind;
+  void add(ErrorKind kind, const std::string& key, const std::string& what) {
+    if (!kind_) kind_ = kind;
+    lines_ += "\n  key '" + key + "': " + what;
     ++count_;
-    faults_ += "\n  " + fault;
   }
 
-  bool empty() const { return count_ == 0; }
+  bool empty() const { return !kind_; }
 
-  /// Throws a `dcp::Error` of the first fault's kind that lists every fault; does nothing without one.
-  void throw_if_any() const {
-    if (count_ > 0) throw Error(kind_, what_ + ":" + faults_, DCP_WHERE);
+  /// Throws an error of the first fault's kind, with a line for each fault, if there is any.
+  ///
+  /// \param heading  Says what failed, such as "load plan".
+  void throw_if_any(const std::string& heading, const char* where) const {
+    if (!kind_) return;
+    throw Error(*kind_, heading + ", " + std::to_string(count_) + (count_ == 1 ? " fault:" : " faults:") + lines_,
+                where);
   }
 
  private:
-  std::string what_;
-  ErrorKind kind_ = ErrorKind::kInternal;
+  std::optional<ErrorKind> kind_;
+  std::string lines_;
   std::size_t count_ = 0;
-  std::string faults_;
 };
 
 }  // namespace dcp

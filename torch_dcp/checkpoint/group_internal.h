@@ -16,14 +16,13 @@ class StepGroup {
  public:
   StepGroup(const GroupRef& group, std::shared_ptr<Communicator> communicator,
             const CommunicatorOptions& options, bool use_collectives)
-      : communicator_(use_collectives ? std::move(communicator) : nullptr) {
-    if (communicator_) {
-      rank_ = communicator_->rank();
-      return;
+      : communicator_(std::move(communicator)), rank_(communicator_ ? communicator_->rank() : group.rank()) {
+    if (!use_collectives) {
+      communicator_ = std::make_shared<Communicator>(Communicator::single());
+    } else if (!communicator_) {
+      communicator_ = std::make_shared<Communicator>(group ? Communicator::create(group.get(), options)
+                                                           : Communicator::single());
     }
-    rank_ = group.rank();
-    communicator_ = std::make_shared<Communicator>(use_collectives && group ? Communicator::create(group.get(), options)
-                                                                            : Communicator::single());
   }
 
   Communicator& communicator() const { return *communicator_; }
@@ -44,7 +43,7 @@ class StepGroup {
 
  private:
   std::shared_ptr<Communicator> communicator_;
-  int rank_ = 0;
+  int rank_ = 0;  ///< also without collectives the one within the group
 };
 
 }  // namespace dcp

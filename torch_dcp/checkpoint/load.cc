@@ -57,6 +57,10 @@ class LoadRun {
       if (rollback) {
         rollback->restore();
         error.add_context("all destinations have been put back");
+      } else {
+        // The failing ranks have listed theirs; the same words everywhere.
+        error.add_context(
+            "tensors of ranks that are not listed may have been changed; values that are no tensors have not");
       }
       throw;
     }

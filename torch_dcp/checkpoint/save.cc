@@ -33,8 +33,9 @@ class SaveRun {
       plan();
       write();
     } catch (const CheckpointError& error) {
-      // Where it is sure that no coordinator goes on to commit, nothing of this save may stay.
-      if (is_known_before_commit(error)) writer_.abort();
+      // Where it is sure that no coordinator goes on to commit, nothing of this save may stay. Before `set_up` the
+      // writer still has the files of its last save in mind.
+      if (is_writer_set_up_ && is_known_before_commit(error)) writer_.abort();
       throw;
     }
     Metadata committed = broadcast_step(comm_, "commit", [this] {
@@ -67,6 +68,7 @@ class SaveRun {
     context.use_collectives = planner_context_.use_collectives;
     context.throw_if_cancelled = [this] { comm_.throw_if_cancelled(); };
     writer_.set_up(context);
+    is_writer_set_up_ = true;
     planner_context_.storage_meta = writer_.storage_meta();
     planner_.set_up(plain_state_, planner_context_);
     return writer_.prepare_local_plan(planner_.create_local_plan());
@@ -103,6 +105,7 @@ class SaveRun {
   SavePlanner& planner_;
   Communicator& comm_;
   SavePlannerContext planner_context_;
+  bool is_writer_set_up_ = false;
   StateDict plain_state_;
   SavePlan plan_;
   std::optional<Metadata> metadata_;               // coordinator only

@@ -19,13 +19,42 @@ std::vector<Key> sorted_keys_of_stateful(const Dict& state) {
   return keys;
 }
 
+std::string place(const Key& key, const char* what) {
+  return c10::str("in ", what, " of the value of key '", to_string(key), "'");
+}
+
 template <typename Call>
 auto with_key(const Key& key, const char* what, const Call& call) {
   try {
     return call();
   } catch (c10::Error& error) {
-    error.add_context(c10::str("in ", what, " of the value of key '", to_string(key), "'"));
+    error.add_context(place(key, what));
     throw;
+  } catch (const std::exception& error) {
+    throw Error(ErrorKind::kInternal, c10::str(error.what(), " ", place(key, what)), DCP_WHERE);
+  }
+}
+
+/// \param path  Of `value`; the same again when this returns.
+void refuse_stateful(const Value& value, Path& path) {
+  const auto visit = [&](PathItem step, const Value& child) {
+    path.push_back(std::move(step));
+    refuse_stateful(child, path);
+    path.pop_back();
+  };
+  const auto visit_all = [&](const auto& children) {
+    std::int64_t position = 0;
+    for (const Value& child : children) visit(PathItem::list_index(position++), child);
+  };
+  switch (value.kind()) {
+    case ValueKind::kStateful:
+      DCP_THROW(kType, describe(path), " is a Stateful below the top level, where nobody would ask it for its state");
+    case ValueKind::kDict:
+      for (const auto& [key, child] : value.as_dict()) visit(PathItem::dict_key(key), child);
+      return;
+    case ValueKind::kList: return visit_all(value.as_list());
+    case ValueKind::kTuple: return visit_all(value.as_tuple());
+    default: return;
   }
 }
 
@@ -37,6 +66,10 @@ Dict replace_stateful(const Dict& state) {
     const std::shared_ptr<Stateful>& stateful = state.at(key).as_stateful();
     DCP_CHECK(stateful, kInvalidArgument, "key '", to_string(key), "' holds a null Stateful");
     replaced.insert_or_assign(key, with_key(key, "state_dict()", [&] { return stateful->state_dict(); }));
+  }
+  for (const auto& [key, value] : replaced) {
+    Path path = {PathItem::dict_key(key)};
+    refuse_stateful(value, path);
   }
   return replaced;
 }

@@ -3,6 +3,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "torch_dcp/comm/bounded_call_internal.h"

@@ -38,12 +38,13 @@ void Session::begin_generation() {
   // Counted anew, so that ranks which disagree on the end of a generation (the store was
   // gone) agree again in a later one.
   position_.step = 0;
-  broken_ = false;
+  broken_ = position_.generation < next_watched_;
   cancelled_ = false;
 }
 
 void Session::note_break(std::int64_t generation) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  next_watched_ = std::max(next_watched_, generation + 1);
   if (position_.generation != generation) return;
   broken_ = true;
   cancelled_ = position_.phase != Phase::kBetweenSteps;
@@ -56,16 +57,20 @@ void Session::note_cancel(const Position& seen) {
 
 void Session::watch() {
   const Position now = position();
+  const std::int64_t generation = next_generation();
   const bool works = now.phase == Phase::kLocal || now.phase == Phase::kGlobal;
   if (works && !cancelled() && store_->is_cancelled(now)) note_cancel(now);
 
   // A rank that stays behind answers for later generations too: the others' next
   // steps fail for want of it, and it should be named as late, not as gone.
-  const std::int64_t generation = std::max(next_watched_, now.generation);
   if (!store_->is_broken(generation)) return;
   note_break(generation);
   store_->write_alive(generation, rank_, {position(), Observed::kNothing, {}});
-  next_watched_ = generation + 1;
+}
+
+std::int64_t Session::next_generation() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::max(next_watched_, position_.generation);
 }
 
 Watcher::Watcher(std::shared_ptr<Session> session, std::chrono::milliseconds interval)

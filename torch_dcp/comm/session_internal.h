@@ -39,6 +39,8 @@ class Session {
 
  private:
   void note_cancel(const Position& seen);
+  // The first generation of which it is not known that it is broken.
+  std::int64_t next_generation() const;
 
   const std::shared_ptr<StepStore> store_;
   const int rank_;
@@ -46,7 +48,7 @@ class Session {
   Position position_;
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> broken_{false};
-  std::int64_t next_watched_ = 0;  // the watcher's own: generations before it have been answered
+  std::int64_t next_watched_ = 0;  // generations before it are known to be broken
 };
 
 /// A thread that lets a session watch, until it is destroyed or the store fails.

@@ -226,9 +226,11 @@ void StepEngine::ensure_exchange(const Attempt& attempt) {
   if (exchange_) return;
   auto established = std::make_shared<std::atomic<bool>>(false);
   auto made = std::make_shared<std::shared_ptr<ByteExchange>>();
+  const auto limits = rendezvous_limits(attempt.until, established);
   await(
-      [made, established, make = make_exchange_, generation = attempt.at.generation,
-       limits = rendezvous_limits(attempt.until, established)] {
+      [=, make = make_exchange_, store = store_, generation = attempt.at.generation] {
+        // A rank that comes late must not look for the others where they were.
+        DCP_CHECK(!store->is_broken(generation), kCancelled, "the group's exchange has failed elsewhere");
         *made = make(generation, limits);
         *established = true;
       },

@@ -2,18 +2,22 @@
 
 #include <algorithm>
 
-#include "torch_dcp/plan/fault_list_internal.h"
+#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/key_table_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
 namespace {
 
-/// One item of one plan.
+/// One item of one plan, with what is needed of it again and again: hundreds of ranks' items are
+/// far apart in memory.
 struct Offer {
   std::uint32_t key = 0;
   std::uint32_t rank = 0;
   std::uint32_t item = 0;
+  bool is_empty = false;
+  std::int64_t lead = 0;  ///< the chunk's first offset
+  std::int64_t byte_count = 0;
   const WriteItem* write = nullptr;
 };
 
@@ -27,44 +31,9 @@ struct SharedItem {
 /// What each rank has been given so far.
 struct Load {
   std::int64_t byte_count = 0;
-  /// Objects and empty chunks, whose bytes are not known or none: spread by their number.
+  /// Objects and empty chunks, whose bytes are not known or none; empty chunks are spread by it.
   std::int64_t weightless_count = 0;
 };
-
-bool is_empty(const WriteItem& item) { return item.is_tensor() && item.chunk.empty(); }
-
-/// All offers, by key in order of first appearance, then by offset, then by rank.
-std::vector<Offer> sorted_offers(const std::vector<SavePlan>& plans) {
-  KeyTable keys;
-  std::vector<Offer> offers;
-  std::size_t total = 0;
-  for (const SavePlan& plan : plans) total += plan.items.size();
-  offers.reserve(total);
-  for (std::uint32_t rank = 0; rank < plans.size(); ++rank) {
-    keys.rewind();
-    const std::vector<WriteItem>& items = plans[rank].items;
-    for (std::uint32_t i = 0; i < items.size(); ++i) {
-      offers.push_back({keys.add(items[i].index.fqn).number, rank, i, &items[i]});
-    }
-  }
-  // A counting sort by key, which keeps the order of ranks.
-  std::vector<std::size_t> places(keys.size() + 1, 0);
-  for (const Offer& offer : offers) ++places[offer.key + 1];
-  for (std::size_t key = 1; key < places.size(); ++key) places[key] += places[key - 1];
-  std::vector<std::size_t> next(places.begin(), places.end());
-  std::vector<Offer> sorted(offers.size());
-  for (const Offer& offer : offers) sorted[next[offer.key]++] = offer;
-  const auto by_offset = [](const Offer& a, const Offer& b) {
-    return std::lexicographical_compare(a.write->chunk.offsets.begin(), a.write->chunk.offsets.end(),
-                                        b.write->chunk.offsets.begin(), b.write->chunk.offsets.end());
-  };
-  for (std::size_t key = 0; key + 1 < places.size(); ++key) {
-    const auto begin = sorted.begin() + static_cast<std::ptrdiff_t>(places[key]);
-    const auto end = sorted.begin() + static_cast<std::ptrdiff_t>(places[key + 1]);
-    if (!std::is_sorted(begin, end, by_offset)) std::stable_sort(begin, end, by_offset);
-  }
-  return sorted;
-}
 
 std::string describe(const WriteItem& item) {
   if (!item.is_tensor()) return "an object";
@@ -76,6 +45,17 @@ bool agree(const WriteItem& a, const WriteItem& b) {
   return !a.is_tensor() || (a.size == b.size && a.properties.dtype == b.properties.dtype);
 }
 
+bool is_before(const Offer& a, const Offer& b) {
+  if (a.lead != b.lead) return a.lead < b.lead;
+  const Sizes& x = a.write->chunk.offsets;
+  const Sizes& y = b.write->chunk.offsets;
+  return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end());
+}
+
+bool is_at_same_offset(const Offer& a, const Offer& b) {
+  return a.lead == b.lead && a.write->chunk.offsets == b.write->chunk.offsets;
+}
+
 class Dedup {
  public:
   Dedup(std::vector<SavePlan> plans, bool to_lowest_rank)
@@ -84,11 +64,15 @@ class Dedup {
   }
 
   std::vector<SavePlan> run() {
-    offers_ = sorted_offers(plans_);
+    collect_offers();
+    sort_offers();
     for (std::size_t begin = 0; begin < offers_.size();) {
       std::size_t end = begin + 1;
-      while (end < offers_.size() && offers_[end].key == offers_[begin].key) ++end;
-      take_key(begin, end);
+      while (end < offers_.size() && offers_[end].key == offers_[begin].key &&
+             is_at_same_offset(offers_[begin], offers_[end])) {
+        ++end;
+      }
+      if (!is_faulty_[offers_[begin].key]) take_offset(begin, end);
       begin = end;
     }
     faults_.throw_if_any("ranks disagree about what they save", DCP_WHERE);
@@ -98,66 +82,97 @@ class Dedup {
   }
 
  private:
-  void take_key(std::size_t begin, std::size_t end) {
-    if (!check_key(begin, end)) return;
-    while (begin < end) {
-      std::size_t next = begin + 1;
-      while (next < end && offers_[next].write->chunk.offsets == offers_[begin].write->chunk.offsets) ++next;
-      take_offset(begin, next);
-      begin = next;
+  /// Lists all items in order of ranks, and compares each with the first of its key.
+  void collect_offers() {
+    std::size_t total = 0;
+    for (const SavePlan& plan : plans_) total += plan.items.size();
+    offers_.reserve(total);
+    KeyTable keys;
+    std::vector<Offer> firsts;
+    for (std::uint32_t rank = 0; rank < plans_.size(); ++rank) {
+      keys.rewind();
+      const std::vector<WriteItem>& items = plans_[rank].items;
+      for (std::uint32_t i = 0; i < items.size(); ++i) {
+        const WriteItem& item = items[i];
+        const KeyTable::Place place = keys.add(item.index.fqn);
+        const std::int64_t lead = item.chunk.offsets.empty() ? 0 : item.chunk.offsets[0];
+        const bool is_empty = item.is_tensor() && item.chunk.empty();
+        offers_.push_back({place.number, rank, i, is_empty, lead, item.byte_size(), &item});
+        if (place.is_new) {
+          firsts.push_back(offers_.back());
+          is_faulty_.push_back(false);
+        }
+        if (!is_faulty_[place.number]) check_offer(firsts[place.number], offers_.back());
+      }
     }
   }
 
-  bool check_key(std::size_t begin, std::size_t end) {
-    const Offer& first = *std::min_element(
-        offers_.begin() + static_cast<std::ptrdiff_t>(begin), offers_.begin() + static_cast<std::ptrdiff_t>(end),
-        [](const Offer& a, const Offer& b) { return std::pair(a.rank, a.item) < std::pair(b.rank, b.item); });
-    for (std::size_t i = begin; i < end; ++i) {
-      const WriteItem& item = *offers_[i].write;
-      if (!agree(*first.write, item)) {
-        faults_.add(ErrorKind::kInvalidArgument, item.index.fqn,
-                    c10::str("rank ", first.rank, " has ", describe(*first.write), ", rank ", offers_[i].rank, " ",
-                             describe(item)));
-        return false;
-      }
-      if (item.is_tensor() && (!item.index.offset || *item.index.offset != item.chunk.offsets)) {
-        faults_.add(ErrorKind::kInvalidArgument, item.index.fqn,
-                    c10::str("rank ", offers_[i].rank, " offers chunk ", to_string(item.chunk), " as '",
-                             to_string(item.index), "'"));
-        return false;
-      }
+  void check_offer(const Offer& first, const Offer& offer) {
+    const WriteItem& item = *offer.write;
+    std::string fault;
+    if (!agree(*first.write, item)) {
+      fault =
+          c10::str("rank ", first.rank, " has ", describe(*first.write), ", rank ", offer.rank, " ", describe(item));
+    } else if (item.is_tensor() && (!item.index.offset || *item.index.offset != item.chunk.offsets)) {
+      fault =
+          c10::str("rank ", offer.rank, " offers chunk ", to_string(item.chunk), " as '", to_string(item.index), "'");
+    } else {
+      return;
     }
-    return true;
+    is_faulty_[offer.key] = true;
+    faults_.add(ErrorKind::kInvalidArgument, item.index.fqn, fault);
+  }
+
+  /// By key in order of first appearance, then by offset, then by rank.
+  void sort_offers() {
+    std::vector<std::size_t> places(is_faulty_.size() + 1, 0);
+    for (const Offer& offer : offers_) ++places[offer.key + 1];
+    for (std::size_t key = 1; key < places.size(); ++key) places[key] += places[key - 1];
+    std::vector<std::size_t> next(places.begin(), places.end());
+    std::vector<Offer> sorted(offers_.size());
+    for (const Offer& offer : offers_) sorted[next[offer.key]++] = offer;  // Keeps the order of ranks.
+    offers_ = std::move(sorted);
+    for (std::size_t key = 0; key + 1 < places.size(); ++key) {
+      const auto begin = offers_.begin() + static_cast<std::ptrdiff_t>(places[key]);
+      const auto end = offers_.begin() + static_cast<std::ptrdiff_t>(places[key + 1]);
+      if (!std::is_sorted(begin, end, is_before)) std::stable_sort(begin, end, is_before);
+    }
   }
 
   /// Decides about the offers of one key at one offset.
   void take_offset(std::size_t begin, std::size_t end) {
-    const auto at = [this](std::size_t i) { return offers_.begin() + static_cast<std::ptrdiff_t>(i); };
-    const auto real = std::find_if(at(begin), at(end), [](const Offer& offer) { return !is_empty(*offer.write); });
-    if (real != at(end)) {
-      const auto other = std::find_if(real, at(end), [&](const Offer& offer) {
-        return !is_empty(*offer.write) && offer.write->chunk != real->write->chunk;
-      });
-      if (other != at(end)) {
-        faults_.add(ErrorKind::kInvalidArgument, real->write->index.fqn,
-                    c10::str("rank ", real->rank, " offers chunk ", to_string(real->write->chunk), ", rank ",
-                             other->rank, " chunk ", to_string(other->write->chunk)));
-        return;
-      }
+    if (end - begin == 1) {
+      keep(offers_[begin], offers_[begin].byte_count);
+      return;
     }
+    const auto at = [this](std::size_t i) { return offers_.begin() + static_cast<std::ptrdiff_t>(i); };
+    const auto real = std::find_if(at(begin), at(end), [](const Offer& offer) { return !offer.is_empty; });
+    const bool has_real = real != at(end);
+    if (has_real && !check_same_chunk(*real, begin, end)) return;
     // Moves the holders, one offer of each rank, to the front.
     std::size_t holder_end = begin;
     for (std::size_t i = begin; i < end; ++i) {
-      const bool pushed_out = real != at(end) && is_empty(*offers_[i].write);
-      const bool doubled = holder_end > begin && offers_[holder_end - 1].rank == offers_[i].rank;
-      if (!pushed_out && !doubled) std::swap(offers_[holder_end++], offers_[i]);
+      const bool is_pushed_out = has_real && offers_[i].is_empty;
+      const bool is_doubled = holder_end > begin && offers_[holder_end - 1].rank == offers_[i].rank;
+      if (!is_pushed_out && !is_doubled) std::swap(offers_[holder_end++], offers_[i]);
     }
-    const std::int64_t byte_count = offers_[begin].write->byte_size();
     if (holder_end - begin == 1) {
-      keep(offers_[begin], byte_count);
+      keep(offers_[begin], offers_[begin].byte_count);
     } else {
-      shared_.push_back({begin, holder_end - begin, byte_count});
+      shared_.push_back({begin, holder_end - begin, offers_[begin].byte_count});
     }
+  }
+
+  bool check_same_chunk(const Offer& real, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const Offer& other = offers_[i];
+      if (other.is_empty || other.write->chunk == real.write->chunk) continue;
+      faults_.add(ErrorKind::kInvalidArgument, real.write->index.fqn,
+                  c10::str("rank ", real.rank, " offers chunk ", to_string(real.write->chunk), ", rank ", other.rank,
+                           " chunk ", to_string(other.write->chunk)));
+      return false;
+    }
+    return true;
   }
 
   void keep(const Offer& offer, std::int64_t byte_count) {
@@ -174,7 +189,9 @@ class Dedup {
     for (const SharedItem& item : shared_) {
       const auto begin = offers_.begin() + static_cast<std::ptrdiff_t>(item.first);
       const auto end = begin + static_cast<std::ptrdiff_t>(item.holder_count);
-      const auto writer = to_lowest_rank_ ? begin : std::min_element(begin, end, [&](const Offer& a, const Offer& b) {
+      // An object may differ between ranks, such as a counter: the lowest holder's counts, wherever the loads lie.
+      const bool takes_lowest = to_lowest_rank_ || !begin->write->is_tensor();
+      const auto writer = takes_lowest ? begin : std::min_element(begin, end, [&](const Offer& a, const Offer& b) {
         const Load& x = loads_[a.rank];
         const Load& y = loads_[b.rank];
         return item.byte_count == 0 ? x.weightless_count < y.weightless_count : x.byte_count < y.byte_count;
@@ -201,6 +218,7 @@ class Dedup {
   std::vector<Load> loads_;
   std::vector<std::vector<bool>> kept_;
   std::vector<Offer> offers_;
+  std::vector<bool> is_faulty_;  ///< by key
   std::vector<SharedItem> shared_;
   FaultList faults_;
 };

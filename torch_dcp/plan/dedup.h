@@ -10,7 +10,7 @@ namespace dcp {
 /// chunk at the offset of a real one is dropped, never the reverse.
 ///
 /// Items with the fewest holders are placed first, each with the holder that has the fewest
-/// bytes so far (the lowest rank on ties), or always with the lowest holder if `to_lowest_rank`.
+/// bytes so far (the lowest rank on ties). The lowest holder writes objects, and everything if `to_lowest_rank`.
 /// Each plan keeps its order. The result does not depend on hash order.
 ///
 /// \throws dcp::Error kInvalidArgument, naming key and ranks, if two ranks offer the same key with

@@ -1,7 +1,7 @@
 #include "torch_dcp/plan/default_save_planner.h"
 
+#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/dedup.h"
-#include "torch_dcp/plan/fault_list_internal.h"
 #include "torch_dcp/plan/key_table_internal.h"
 #include "torch_dcp/plan/validate.h"
 #include "torch_dcp/plan/write_items.h"
@@ -39,30 +39,55 @@ std::optional<Paths> merge_planner_data(const std::vector<SavePlan>& plans) {
   return paths;
 }
 
+/// Where the plans' items go: numbers of their keys, in order of ranks.
+struct KeyNumbers {
+  KeyTable keys;
+  std::vector<std::uint32_t> of_items;
+  std::vector<std::size_t> item_counts;  ///< by key
+};
+
+KeyNumbers number_keys(const std::vector<SavePlan>& plans) {
+  KeyNumbers numbers;
+  for (const SavePlan& plan : plans) {
+    numbers.keys.rewind();
+    for (const WriteItem& item : plan.items) {
+      const KeyTable::Place place = numbers.keys.add(item.index.fqn);
+      if (place.is_new) numbers.item_counts.push_back(0);
+      ++numbers.item_counts[place.number];
+      numbers.of_items.push_back(place.number);
+    }
+  }
+  return numbers;
+}
+
+StorageMetadata new_entry(const WriteItem& item, std::size_t chunk_count) {
+  if (!item.is_tensor()) return BytesStorageMetadata{};
+  TensorStorageMetadata tensor{item.properties, item.size, {}};
+  tensor.chunks.reserve(chunk_count);
+  return tensor;
+}
+
 /// Gathers the chunks of all plans, and writes each chunk's number into its item.
 OrderedMap<std::string, StorageMetadata> gather_chunks(std::vector<SavePlan>& plans) {
-  KeyTable keys;
+  const KeyNumbers numbers = number_keys(plans);
   std::vector<StorageMetadata> entries;
+  entries.reserve(numbers.keys.size());
+  std::size_t at = 0;
   for (SavePlan& plan : plans) {
-    keys.rewind();
     for (WriteItem& item : plan.items) {
-      const KeyTable::Place place = keys.add(item.index.fqn);
-      if (place.is_new) {
-        if (item.is_tensor()) {
-          entries.emplace_back(TensorStorageMetadata{item.properties, item.size, {}});
-        } else {
-          entries.emplace_back(BytesStorageMetadata{});
-        }
-      }
+      const std::uint32_t number = numbers.of_items[at++];
+      if (number == entries.size()) entries.push_back(new_entry(item, numbers.item_counts[number]));
       if (!item.is_tensor()) continue;
-      std::vector<Box>& chunks = std::get<TensorStorageMetadata>(entries[place.number]).chunks;
+      std::vector<Box>& chunks = std::get<TensorStorageMetadata>(entries[number]).chunks;
       item.index.index = static_cast<std::int64_t>(chunks.size());
       chunks.push_back(item.chunk);
     }
   }
   OrderedMap<std::string, StorageMetadata> result;
   result.reserve(entries.size());
-  for (std::uint32_t i = 0; i < entries.size(); ++i) result.insert(std::string(keys.key(i)), std::move(entries[i]));
+  for (std::uint32_t i = 0; i < entries.size(); ++i) {
+    result.insert(std::string(numbers.keys.key(i)), std::move(entries[i]));
+  }
   return result;
 }
 

@@ -7,7 +7,7 @@
 #include "torch_dcp/base/checked_math.h"
 #include "torch_dcp/base/limits.h"
 #include "torch_dcp/plan/default_load_planner.h"
-#include "torch_dcp/plan/fault_list_internal.h"
+#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/validate.h"
 #include "torch_dcp/tensor/dtype.h"
 

@@ -1,7 +1,7 @@
 #include "torch_dcp/plan/validate.h"
 
 #include "torch_dcp/base/checked_math.h"
-#include "torch_dcp/plan/fault_list_internal.h"
+#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/validate_internal.h"
 
 namespace dcp {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <numeric>
 
 #include "torch_dcp/base/error.h"
@@ -26,19 +27,32 @@ bool take_prefix(std::string_view& text, std::string_view prefix) {
   return true;
 }
 
+/// The beginning of a save id: eight hexadecimal digits.
+bool take_tag(std::string_view& text) {
+  constexpr std::size_t kTagSize = 8;
+  if (text.find_first_not_of("0123456789abcdef") != kTagSize) return false;
+  text.remove_prefix(kTagSize);
+  return true;
+}
+
 /// `__<digits>_<digits>` and perhaps `-<tag>`, then the suffix.
 bool is_data_file(std::string_view name) {
   if (!take_prefix(name, "__") || !take_digits(name) || !take_prefix(name, "_") || !take_digits(name)) return false;
-  return name == kDataSuffix || (name.starts_with("-") && name.ends_with(kDataSuffix));
-}
-
-bool is_rank_metadata(std::string_view name) {
-  return take_prefix(name, "__") && take_digits(name) && name == kMetadataName;
+  return name == kDataSuffix || (take_prefix(name, "-") && take_tag(name) && name == kDataSuffix);
 }
 
 }  // namespace
 
 std::string rank_metadata_name(int rank) { return c10::str("__", rank, kMetadataName); }
+
+std::optional<int> rank_of_metadata(std::string_view name) {
+  if (!take_prefix(name, "__") || !name.ends_with(kMetadataName)) return std::nullopt;
+  name.remove_suffix(kMetadataName.size());
+  int rank = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
+  const bool is_rank = error == std::errc() && end == name.data() + name.size() && rank >= 0;
+  return is_rank ? std::optional(rank) : std::nullopt;
+}
 
 std::string side_file_name(std::string_view save_id) { return c10::str(kSideFilePrefix, save_id, kSideFileSuffix); }
 
@@ -49,7 +63,7 @@ std::string data_file_name(int rank, std::size_t number, std::string_view tag) {
 
 bool is_checkpoint_file(std::string_view name) {
   if (name.ends_with(kTemporarySuffix)) name.remove_suffix(kTemporarySuffix.size());
-  return name == kMetadataName || is_rank_metadata(name) || is_data_file(name) ||
+  return name == kMetadataName || rank_of_metadata(name) || is_data_file(name) ||
          (name.starts_with(kSideFilePrefix) && name.ends_with(kSideFileSuffix));
 }
 

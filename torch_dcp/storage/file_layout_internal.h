@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,8 +21,12 @@ std::string rank_metadata_name(int rank);
 /// switches both.
 std::string side_file_name(std::string_view save_id);
 
-/// `__<rank>_<n>.distcp`, or `__<rank>_<n>-<tag>.distcp` where older files must stay untouched.
+/// `__<rank>_<n>.distcp`, or `__<rank>_<n>-<tag>.distcp` where older files must stay untouched; a tag is the first eight
+/// digits of a save id.
 std::string data_file_name(int rank, std::size_t number, std::string_view tag);
+
+/// The rank whose metadata has this name, or nothing.
+std::optional<int> rank_of_metadata(std::string_view name);
 
 /// Whether a name is one that a save of this library or of PyTorch makes; only such files are
 /// ever removed.

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -31,7 +32,7 @@ template <typename Call>
 auto with_place(const std::string& path, const std::string& key, const Call& call) {
   try {
     return call();
-  } catch (Error& error) {
+  } catch (c10::Error& error) {
     error.add_context(c10::str(path, ": ", key));
     throw;
   }
@@ -57,7 +58,7 @@ const Box& stored_chunk(const Metadata& metadata, const MetadataIndex& index) {
   DCP_THROW(kInternal, to_string(index), " is no stored chunk");
 }
 
-std::string join(const std::vector<std::string>& names) {
+std::string join(const std::set<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   return text;
@@ -123,10 +124,8 @@ std::optional<Metadata> FileSystemReader::read_metadata() {
   DCP_CHECK(type != FileType::kNone, kNotFound, "incomplete checkpoint: ", path_, " does not exist");
   DCP_CHECK(type == FileType::kDirectory, kNotFound, "incomplete checkpoint: ", path_, " is not a directory");
   const std::vector<std::string> names = files_->list_directory(path_);
-  const bool has_rank_metadata =
-      std::any_of(names.begin(), names.end(), [](const std::string& name) {
-        return name.ends_with(kMetadataName) && file_layout::is_checkpoint_file(name);
-      });
+  const bool has_rank_metadata = std::any_of(
+      names.begin(), names.end(), [](const std::string& name) { return file_layout::rank_of_metadata(name).has_value(); });
   DCP_CHECK(has_rank_metadata, kNotFound, "incomplete checkpoint: ", path_, " has no ", kMetadataName);
   return std::nullopt;
 }
@@ -183,31 +182,29 @@ void FileSystemReader::check_tensor(const ReadItem& item) {
   stored.info = &storage_info(item.storage_index);
   stored.file = &data_file(*stored.info);
   stored.item = open_tensor_item(*stored.file, stored.info->offset, stored.info->length, options_.limits);
+  const Box& chunk = stored_chunk(*metadata_, item.storage_index);
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata_->state_dict_metadata.find(item.storage_index.fqn));
   DCP_CHECK(stored.item.dtype == tensor.properties.dtype, kCorruptData, "the item holds ",
             dtype_name(stored.item.dtype), ", the metadata says ", dtype_name(tensor.properties.dtype));
-  const Box& chunk = stored_chunk(*metadata_, item.storage_index);
   DCP_CHECK(stored.item.sizes == chunk.sizes, kCorruptData, "the item holds sizes ", to_string(stored.item.sizes),
             ", the metadata says ", to_string(chunk.sizes));
   opened_->tensors.emplace(item.storage_index, std::move(stored));
 }
 
 void FileSystemReader::check(const LoadPlan& plan, LoadPlanner& planner) {
-  FaultList faults(c10::str("cannot load ", path_));
+  FaultList faults;
   for (const ReadItem& item : plan.items) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
     try {
-      const StorageInfo* info = metadata_->storage_data.find(item.storage_index);
-      const std::string place = info ? file(info->relative_path) : path_;
-      with_place(place, to_string(item.storage_index), [&] {
-        item.type == ReadItemType::kByteIo ? check_object(item, planner) : check_tensor(item);
-      });
+      item.type == ReadItemType::kByteIo ? check_object(item, planner) : check_tensor(item);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kCancelled) throw;
-      faults.add(error.kind(), error.what_without_backtrace());
+      const StorageInfo* info = metadata_->storage_data.find(item.storage_index);
+      faults.add(error.kind(), to_string(item.storage_index),
+                 c10::str(info ? file(info->relative_path) : path_, ": ", error.what_without_backtrace()));
     }
   }
-  faults.throw_if_any();
+  faults.throw_if_any("cannot load " + path_, DCP_WHERE);
 }
 
 void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
@@ -224,7 +221,7 @@ void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
     groups.push_back(std::move(items));
   }
   std::mutex mutex;
-  std::vector<std::string> changed;
+  std::set<std::string> changed;
   const auto read_group = [&](std::size_t number) {
     for (const ReadItem* item : groups[number]) {
       if (context_.throw_if_cancelled) context_.throw_if_cancelled();
@@ -233,7 +230,7 @@ void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
         const at::Tensor destination = planner.resolve_tensor(*item);
         {
           const std::lock_guard lock(mutex);
-          changed.push_back(to_string(item->dest_index));
+          changed.insert(to_string(item->dest_index));
         }
         read_tensor_region(*stored.file, stored.info->offset, stored.item, item->storage_offsets, item->lengths,
                            destination, options_.verify_checksums);
@@ -243,7 +240,7 @@ void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
   };
   try {
     run_parallel(options_.thread_count, groups.size(), read_group);
-  } catch (Error& error) {
+  } catch (c10::Error& error) {
     error.add_context(c10::str("destinations that have been changed already: ", changed.empty() ? "none" : join(changed)));
     throw;
   }
@@ -267,8 +264,8 @@ bool is_complete(const std::string& path, std::shared_ptr<FileSystem> file_syste
   try {
     if (const std::optional<Metadata> metadata = reader.read_metadata()) return has_all_files(*metadata);
     for (const std::string& name : files->list_directory(path)) {
-      if (!name.starts_with("__") || !name.ends_with(kMetadataName) || !file_layout::is_checkpoint_file(name)) continue;
-      if (!has_all_files(reader.read_rank_metadata(std::stoi(name.substr(2))))) return false;
+      const std::optional<int> rank = file_layout::rank_of_metadata(name);
+      if (rank && !has_all_files(reader.read_rank_metadata(*rank))) return false;
     }
     return true;
   } catch (const Error& error) {

@@ -123,9 +123,12 @@ std::vector<SavePlan> FileSystemWriter::prepare_global_plan(std::vector<SavePlan
 }
 
 std::vector<WriteResult> FileSystemWriter::write_file(const SavePlan& plan, const SavePlanner& planner,
-                                                      const std::string& name,
-                                                      const std::vector<std::size_t>& items) const {
-  const std::unique_ptr<WritableFile> out = files_->create_file(file(name));
+                                                      std::size_t number, const std::vector<std::size_t>& items) {
+  const std::string name = file_layout::data_file_name(context_.rank, number, plan.storage_data);
+  // Exclusive: whatever has this name already is not ours to overwrite.
+  const std::unique_ptr<WritableFile> out = files_->create_file(file(name), /*exclusive=*/true);
+  written_[number] = name;
+  out->set_early_write_back(options_.sync_files);
   std::vector<WriteResult> results;
   results.reserve(items.size());
   for (const std::size_t position : items) {
@@ -134,7 +137,7 @@ std::vector<WriteResult> FileSystemWriter::write_file(const SavePlan& plan, cons
     const auto begin = static_cast<std::int64_t>(out->size());
     try {
       write_item(*out, item, planner);
-    } catch (Error& error) {
+    } catch (c10::Error& error) {
       error.add_context(c10::str("while writing ", to_string(item.index), " to ", file(name)));
       throw;
     }
@@ -147,24 +150,21 @@ std::vector<WriteResult> FileSystemWriter::write_file(const SavePlan& plan, cons
 }
 
 std::vector<WriteResult> FileSystemWriter::write_data(const SavePlan& plan, const SavePlanner& planner) {
-  const std::size_t bin_count = options_.single_file_per_rank ? options_.thread_count : plan.items.size();
-  if (plan.items.empty()) return {};
   std::vector<std::vector<std::size_t>> bins;
   if (options_.single_file_per_rank) {
-    bins = file_layout::split_into_bins(plan, bin_count);
+    bins = file_layout::split_into_bins(plan, options_.thread_count);
     std::erase_if(bins, [](const auto& bin) { return bin.empty(); });
   } else {
-    for (std::size_t i = 0; i < bin_count; ++i) bins.push_back({i});
+    for (std::size_t i = 0; i < plan.items.size(); ++i) bins.push_back({i});
   }
-  for (std::size_t i = 0; i < bins.size(); ++i) {
-    written_.push_back(file_layout::data_file_name(context_.rank, i, plan.storage_data));
-  }
+  written_.assign(bins.size(), {});
   std::vector<std::vector<WriteResult>> results(bins.size());
   run_parallel(options_.thread_count, bins.size(),
-               [&](std::size_t i) { results[i] = write_file(plan, planner, written_[i], bins[i]); });
+               [&](std::size_t i) { results[i] = write_file(plan, planner, i, bins[i]); });
   if (options_.sync_files) {
-    files_->sync_directory(path_);
-    // The names of directories made for this checkpoint must outlive a power cut as well.
+    if (!bins.empty()) files_->sync_directory(path_);
+    // The names of directories made for this checkpoint must outlive a power cut as well, also on a rank that
+    // has nothing to write.
     for (auto made = new_directories_.rbegin(); made != new_directories_.rend(); ++made) files_->sync_directory(*made);
   }
   std::vector<WriteResult> all;
@@ -212,13 +212,17 @@ void FileSystemWriter::committed() noexcept {
 
 void FileSystemWriter::abort() noexcept {
   for (const std::string& name : written_) {
+    if (name.empty()) continue;
     try {
       files_->remove_file(file(name));
     } catch (const Error& error) {
       // No metadata names the file; the next save removes it.
       if (error.kind() != ErrorKind::kNotFound) warnings_.emplace_back(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      warnings_.emplace_back(error.what());
     }
   }
+  written_.clear();
 }
 
 }  // namespace dcp

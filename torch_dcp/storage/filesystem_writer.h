@@ -58,9 +58,9 @@ class DCP_API FileSystemWriter : public StorageWriter {
   /// Names in the directory that this save replaces.
   std::vector<std::string> find_replaced();
   void revoke_replaced();
-  /// Creates, fills, syncs and closes one data file.
-  std::vector<WriteResult> write_file(const SavePlan& plan, const SavePlanner& planner, const std::string& name,
-                                      const std::vector<std::size_t>& items) const;
+  /// Creates, fills, syncs and closes this rank's data file `number`. From several threads at once.
+  std::vector<WriteResult> write_file(const SavePlan& plan, const SavePlanner& planner, std::size_t number,
+                                      const std::vector<std::size_t>& items);
 
   std::string path_;
   FileSystemWriterOptions options_;
@@ -68,7 +68,7 @@ class DCP_API FileSystemWriter : public StorageWriter {
   StorageWriterContext context_;
   std::string save_id_;
   std::vector<std::string> new_directories_;  ///< that this rank made
-  std::vector<std::string> written_;          ///< names of this rank's data files of this save
+  std::vector<std::string> written_;          ///< this rank's data files of this save by number, once they are made
   std::vector<std::string> replaced_;         ///< on the coordinator: names that a commit replaces
   std::vector<std::string> kept_;             ///< names that the committed checkpoint needs
   std::vector<std::string> warnings_;

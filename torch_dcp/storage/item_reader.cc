@@ -15,8 +15,6 @@ namespace {
 
 /// Small enough that the bytes are still in the cache for the checksum after they were read.
 constexpr std::size_t kChecksumBytes = std::size_t{1} << 20;
-/// Extra memory at a time for destinations that the file cannot fill directly.
-constexpr std::int64_t kCopyBytes = std::int64_t{16} << 20;
 
 MutableByteSpan memory_of(const at::Tensor& tensor) {
   return {static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()};
@@ -35,8 +33,9 @@ void check_crc(const TensorItem& item, std::uint32_t crc32) {
 /// One region of a row-major item, read part by part.
 class RegionReader {
  public:
-  RegionReader(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item, bool verify)
-      : file_(file), item_(item), verify_(verify) {
+  RegionReader(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item, bool verify,
+               std::int64_t copy_bytes)
+      : file_(file), item_(item), verify_(verify), copy_bytes_(copy_bytes) {
     region_.position = item_offset + item.data_position;
     region_.element_bytes = element_bytes(item.dtype);
     region_.sizes.assign(item.sizes.begin(), item.sizes.end());
@@ -52,14 +51,14 @@ class RegionReader {
     const std::int64_t bytes = destination.numel() * region_.element_bytes;
     std::int64_t dim = 0;
     while (dim < destination.dim() && lengths[dim] == 1) ++dim;
-    if (bytes <= kCopyBytes || dim == destination.dim()) {
+    if (bytes <= copy_bytes_ || dim == destination.dim()) {
       const at::Tensor scratch =
           destination.new_empty(lengths, at::TensorOptions().dtype(item_.dtype).device(c10::kCPU));
       read_bytes(begin, lengths, memory_of(scratch));
       destination.copy_(scratch);
       return;
     }
-    const std::int64_t step = std::max<std::int64_t>(1, kCopyBytes / std::max<std::int64_t>(1, bytes / lengths[dim]));
+    const std::int64_t step = std::max<std::int64_t>(1, copy_bytes_ / std::max<std::int64_t>(1, bytes / lengths[dim]));
     std::vector<std::int64_t> part_begin = begin.vec();
     std::vector<std::int64_t> part_lengths = lengths.vec();
     for (std::int64_t done = 0; done < lengths[dim]; done += step) {
@@ -94,6 +93,7 @@ class RegionReader {
   const RandomAccessFile& file_;
   const TensorItem& item_;
   bool verify_;
+  std::int64_t copy_bytes_;
   FileRegion region_;
   std::uint32_t crc32_ = 0;
   std::int64_t done_bytes_ = 0;
@@ -127,12 +127,13 @@ bool is_whole(const TensorItem& item, c10::IntArrayRef lengths) { return lengths
 
 void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
                         c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
-                        bool verify_checksum) {
+                        bool verify_checksum, std::int64_t copy_bytes) {
   if (destination.numel() == 0) return;
   if (item.is_plain_contiguous()) {
     const bool covers_storage = is_whole(item, lengths) && item.storage_offset == 0 &&
                                 destination.numel() * element_bytes(item.dtype) == item.data_bytes;
-    RegionReader reader(file, item_offset, item, verify_checksum && covers_storage && item.crc32 != 0);
+    RegionReader reader(file, item_offset, item, verify_checksum && covers_storage && item.crc32 != 0,
+                        copy_bytes);
     reader.read(begin, lengths, destination);
     reader.finish();
     return;

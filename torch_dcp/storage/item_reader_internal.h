@@ -7,10 +7,13 @@
 
 namespace dcp {
 
+/// Extra memory at a time for destinations that the file cannot fill directly.
+inline constexpr std::int64_t kReadCopyBytes = std::int64_t{16} << 20;
+
 /// Reads the region [begin, begin + lengths) of a stored tensor into a destination.
 ///
 /// A row-major item goes from the file straight into a contiguous CPU destination of its dtype; others pass through a
-/// bounded buffer. Only the region's bytes are read, but for items that are deflated, strided or swapped,
+/// buffer of at most `copy_bytes`. Only the region's bytes are read, but for items that are deflated, strided or swapped,
 /// which are read whole. The CRC-32 is checked whenever all of the item is read and `verify_checksum` is on.
 ///
 /// \param begin, lengths  [ndim], in elements, inside `item.sizes`.
@@ -18,6 +21,6 @@ namespace dcp {
 /// \throws dcp::Error kCorruptData, kIo. The destination may have been changed then.
 void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
                         c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
-                        bool verify_checksum);
+                        bool verify_checksum, std::int64_t copy_bytes = kReadCopyBytes);
 
 }  // namespace dcp

@@ -15,8 +15,6 @@ namespace {
 
 /// Small enough that the bytes are still in the cache when the file takes them after the checksum.
 constexpr std::int64_t kChecksumBytes = std::int64_t{1} << 20;
-/// What a tensor that must be copied (strided, on a device) may take of extra memory at a time.
-constexpr std::int64_t kCopyBytes = std::int64_t{32} << 20;
 
 ByteSpan elements_of(const at::Tensor& tensor) {
   return {static_cast<const std::uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
@@ -29,21 +27,22 @@ bool is_plain(const at::Tensor& view) {
 }
 
 /// Calls `use` with the tensor's elements in row-major order, in one or more parts.
-void for_each_part(const at::Tensor& view, const std::function<void(ByteSpan)>& use) {
+void for_each_part(const at::Tensor& view, std::int64_t copy_bytes, const std::function<void(ByteSpan)>& use) {
   if (is_plain(view)) return use(elements_of(view));
   const auto bytes = static_cast<std::int64_t>(view.nbytes());
-  if (bytes <= kCopyBytes || view.dim() == 0) return use(elements_of(plain(view)));
+  if (bytes <= copy_bytes || view.dim() == 0) return use(elements_of(plain(view)));
   // Cut along the first dimension that can be; dimensions of size 1 before it change nothing in the order.
   std::int64_t dim = 0;
-  while (view.size(dim) == 1) ++dim;
+  while (dim < view.dim() && view.size(dim) == 1) ++dim;
+  if (dim == view.dim()) return use(elements_of(plain(view)));
   const std::int64_t rows = view.size(dim);
-  const std::int64_t step = std::max<std::int64_t>(1, kCopyBytes / std::max<std::int64_t>(1, bytes / rows));
+  const std::int64_t step = std::max<std::int64_t>(1, copy_bytes / std::max<std::int64_t>(1, bytes / rows));
   for (std::int64_t row = 0; row < rows; row += step) {
-    for_each_part(view.narrow(dim, row, std::min(step, rows - row)), use);
+    for_each_part(view.narrow(dim, row, std::min(step, rows - row)), copy_bytes, use);
   }
 }
 
-void write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view) {
+void write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view, std::int64_t copy_bytes) {
   DCP_CHECK(view.sizes() == c10::IntArrayRef(item.chunk.sizes), kInternal, "the planner resolved a tensor of sizes ",
             to_string(view.sizes()), ", planned was ", to_string(item.chunk.sizes));
   DCP_CHECK(view.scalar_type() == item.properties.dtype, kInternal, "the planner resolved a tensor of dtype ",
@@ -58,7 +57,7 @@ void write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& vi
   }
   std::uint32_t crc32 = 0;
   out.append(frame.head);
-  for_each_part(view, [&](ByteSpan part) {
+  for_each_part(view, copy_bytes, [&](ByteSpan part) {
     while (!part.empty()) {
       const ByteSpan piece = part.first(std::min(part.size(), std::size_t{kChecksumBytes}));
       part = part.subspan(piece.size());
@@ -71,9 +70,9 @@ void write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& vi
 
 }  // namespace
 
-void write_item(WritableFile& out, const WriteItem& item, const SavePlanner& planner) {
+void write_item(WritableFile& out, const WriteItem& item, const SavePlanner& planner, std::int64_t copy_bytes) {
   if (item.is_tensor()) {
-    write_tensor(out, item, planner.resolve_tensor(item));
+    write_tensor(out, item, planner.resolve_tensor(item), copy_bytes);
   } else {
     out.append(encode_object_item(planner.resolve_object(item)));
   }

@@ -8,6 +8,10 @@ namespace {
 
 /// Skipping fewer bytes than this costs more, as a further system call, than reading them.
 constexpr std::int64_t kMaxHoleBytes = 4096;
+/// A run from this size on is worth a call of its own, unless the hole is small beside it: what large runs read
+/// too much stays below 1 / 32 of what is wanted.
+constexpr std::int64_t kLargeRunBytes = 4096;
+constexpr std::int64_t kRunBytesPerHoleByte = 32;
 /// What runs read at once may span.
 constexpr std::int64_t kMaxSpanBytes = std::int64_t{4} << 20;
 
@@ -60,6 +64,12 @@ class RunWalker {
   bool is_done_ = false;
 };
 
+/// Whether the bytes between a run and the next one are read along.
+bool reads_over(std::int64_t hole_bytes, std::int64_t run_bytes) {
+  return hole_bytes <= kMaxHoleBytes &&
+         (run_bytes < kLargeRunBytes || hole_bytes * kRunBytesPerHoleByte <= run_bytes);
+}
+
 void read_runs(const RandomAccessFile& file, const std::vector<Run>& runs, Bytes& scratch, std::uint8_t* out) {
   const std::int64_t begin = runs.front().position;
   if (runs.size() == 1) {
@@ -90,7 +100,7 @@ void read_region(const RandomAccessFile& file, const FileRegion& region, Mutable
     group_bytes = 0;
   };
   for (Run run{}; walker.next(run);) {
-    if (!group.empty() && (run.position - group.back().end() > kMaxHoleBytes ||
+    if (!group.empty() && (!reads_over(run.position - group.back().end(), run.bytes) ||
                            run.end() - group.front().position > kMaxSpanBytes)) {
       flush();
     }

@@ -1,0 +1,356 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "test/checkpoint/checkpoint_support.h"
+#include "test/support/expect_error.h"
+#include "test/support/fault_injecting_file_system.h"
+#include "torch_dcp/plan/default_save_planner.h"
+#include "torch_dcp/storage/filesystem_reader.h"
+#include "torch_dcp/storage/filesystem_writer.h"
+#include "torch_dcp/state_dict/stateful.h"
+#include "torch_dcp/storage/storage_factory.h"
+
+namespace dcp::test {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+std::string id_of(const Metadata& metadata) { return *metadata.storage_meta->save_id; }
+std::string tag_of(const Metadata& metadata) { return id_of(metadata).substr(0, 8); }
+
+/// Saves and loads of one process in a recording file system.
+class FileSystemTest : public ::testing::Test {
+ protected:
+  /// Changes without the numbers of bytes.
+  Strings changes() const {
+    Strings changes = files_->changes();
+    for (std::string& change : changes) {
+      if (change.starts_with("append ")) change.resize(change.rfind(' '));
+    }
+    return changes;
+  }
+
+  void expect_loads(const StateDict& wanted, const std::string& path = "c") {
+    EXPECT_EQ(first_difference(place_.rebuild(path), wanted), "");
+  }
+
+  std::shared_ptr<FileSystem> base_ = make_memory_file_system();
+  std::shared_ptr<FaultInjectingFileSystem> files_ = std::make_shared<FaultInjectingFileSystem>(base_);
+  Place place_{files_};
+  const StateDict a_ = {{"w", counted({4})}, {"n", 1}};
+  const StateDict b_ = {{"w", counted({4}) + 10}, {"n", 2}};
+};
+
+TEST_F(FileSystemTest, OrderOfAFreshSave) {
+  files_->create_directories("p");
+  files_->clear_trace();
+  const Metadata metadata = place_.save(a_, "p/q/c");
+  const std::string side = "p/q/c/.torch_dcp-" + id_of(metadata) + ".json";
+  EXPECT_EQ(changes(), (Strings{
+                           "create_directories p/q/c",
+                           "create p/q/c/__0_0.distcp",
+                           "append p/q/c/__0_0.distcp",
+                           "append p/q/c/__0_0.distcp",
+                           "sync p/q/c/__0_0.distcp",
+                           "close p/q/c/__0_0.distcp",
+                           "sync_directory p/q/c",
+                           "sync_directory p/q",
+                           "sync_directory p",
+                           "create " + side + ".tmp",
+                           "append " + side + ".tmp",
+                           "sync " + side + ".tmp",
+                           "close " + side + ".tmp",
+                           "rename " + side + ".tmp " + side,
+                           "sync_directory p/q/c",
+                           "create p/q/c/.metadata.tmp",
+                           "append p/q/c/.metadata.tmp",
+                           "sync p/q/c/.metadata.tmp",
+                           "close p/q/c/.metadata.tmp",
+                           "rename p/q/c/.metadata.tmp p/q/c/.metadata",
+                           "sync_directory p/q/c",
+                       }));
+  expect_loads(a_, "p/q/c");
+}
+
+TEST_F(FileSystemTest, ReplacingRemovesTheOldFilesLast) {
+  const Metadata old = place_.save(a_, "c");
+  files_->clear_trace();
+  const Metadata metadata = place_.save(b_, "c");
+  const Strings all = changes();
+  const auto commit = std::find(all.begin(), all.end(), "rename c/.metadata.tmp c/.metadata");
+  ASSERT_NE(commit, all.end());
+  EXPECT_EQ(Strings(commit + 1, all.end()),
+            (Strings{"sync_directory c", "remove c/.torch_dcp-" + id_of(old) + ".json", "remove c/__0_0.distcp"}));
+  for (auto change = all.begin(); change != commit; ++change) EXPECT_FALSE(change->starts_with("remove")) << *change;
+  EXPECT_EQ(names_in(*files_, "c"), (Strings{".metadata", ".torch_dcp-" + id_of(metadata) + ".json",
+                                             "__0_0-" + tag_of(metadata) + ".distcp"}));
+  expect_loads(b_);
+}
+
+TEST_F(FileSystemTest, RevokeFirstRemovesTheMetadataBeforeAnythingElse) {
+  const Metadata old = place_.save(a_, "c");
+  files_->clear_trace();
+  place_.save(b_, "c", {.overwrite_form = OverwriteForm::kRevokeFirst});
+  const Strings all = changes();
+  ASSERT_GE(all.size(), 6u);
+  EXPECT_EQ(Strings(all.begin(), all.begin() + 6),
+            (Strings{"create_directories c", "remove c/.metadata", "sync_directory c",
+                     "remove c/.torch_dcp-" + id_of(old) + ".json", "remove c/__0_0.distcp", "create c/__0_0.distcp"}));
+  expect_loads(b_);
+  EXPECT_EQ(names_in(*files_, "c").size(), 3u);
+}
+
+TEST_F(FileSystemTest, WithoutSyncNothingIsSynced) {
+  for (const OverwriteForm form : {OverwriteForm::kReplace, OverwriteForm::kRevokeFirst}) {
+    place_.save(a_, "c", {.overwrite_form = form, .sync_files = false});
+  }
+  for (const FileEvent& event : files_->trace()) {
+    EXPECT_TRUE(event.op != FileOp::kSync && event.op != FileOp::kSyncDirectory) << to_string(event);
+  }
+  expect_loads(a_);
+}
+
+TEST_F(FileSystemTest, OverwriteOffLeavesEveryByte) {
+  place_.save(a_, "c");
+  const auto before = contents_of(*files_, "c");
+  for (const OverwriteForm form : {OverwriteForm::kReplace, OverwriteForm::kRevokeFirst}) {
+    const std::string text =
+        error_of([&] { place_.save(b_, "c", {.overwrite = false, .overwrite_form = form}); });
+    EXPECT_NE(text.find("overwriting is off"), std::string::npos) << text;
+    EXPECT_EQ(contents_of(*files_, "c"), before);
+  }
+  place_.save(b_, "d", {.overwrite = false});
+  expect_loads(b_, "d");
+}
+
+TEST_F(FileSystemTest, SeveralThreadsWriteSeveralFiles) {
+  StateDict state;
+  for (int i = 0; i < 20; ++i) state["t" + std::to_string(i)] = counted({10 + i}) * i;
+  for (int i = 0; i < 5; ++i) state["o" + std::to_string(i)] = i;
+  const Metadata metadata = place_.save(state, "c", {.thread_count = 3});
+  EXPECT_EQ(names_in(*files_, "c"), (Strings{".metadata", ".torch_dcp-" + id_of(metadata) + ".json", "__0_0.distcp",
+                                             "__0_1.distcp", "__0_2.distcp"}));
+  expect_loads(state);
+  StateDict loaded = place_.rebuild("c");
+  for (const auto& [key, value] : state) {
+    if (value.is_tensor()) loaded[key].as_tensor().fill_(-1);
+  }
+  place_.load(loaded, "c", {}, {.thread_count = 4});
+  EXPECT_EQ(first_difference(loaded, state), "");
+}
+
+TEST_F(FileSystemTest, OneFilePerItem) {
+  const Metadata metadata = place_.save(a_, "c", {.thread_count = 2, .single_file_per_rank = false});
+  std::set<std::string> names;
+  for (const auto& [index, info] : metadata.storage_data) {
+    EXPECT_EQ(info.offset, 0);
+    names.insert(info.relative_path);
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"__0_0.distcp", "__0_1.distcp"}));
+  expect_loads(a_);
+}
+
+TEST_F(FileSystemTest, FilesOfOthersAreNeverTouched) {
+  const Strings foreign = {"notes.txt", "__0_0-mine.distcp", "model.safetensors", ".torch_dcp.toml", "a.metadata"};
+  files_->create_directories("c/sub");
+  for (const std::string& name : foreign) write_file(*files_, "c/" + name, Bytes(5, 9));
+  write_file(*files_, "c/sub/__0_0.distcp", Bytes(5, 9));
+  place_.save(a_, "c");
+  place_.save(b_, "c");
+  place_.save(a_, "c", {.overwrite_form = OverwriteForm::kRevokeFirst});
+  for (const std::string& name : foreign) EXPECT_EQ(contents_of(*files_, "c").at(name), Bytes(5, 9)) << name;
+  EXPECT_EQ(contents_of(*files_, "c/sub").at("__0_0.distcp"), Bytes(5, 9));
+  EXPECT_EQ(names_in(*files_, "c").size(), foreign.size() + 3);
+  expect_loads(a_);
+}
+
+TEST_F(FileSystemTest, WhatAKilledSaveLeftIsRemovedAfterTheNextCommit) {
+  files_->create_directories("c");
+  for (const char* name : {"__5_0.distcp", "__0_3-0123abcd.distcp", ".metadata.tmp", ".torch_dcp-old.json"}) {
+    write_file(*files_, std::string("c/") + name, Bytes(5, 9));
+  }
+  place_.save(a_, "c");
+  EXPECT_EQ(names_in(*files_, "c").size(), 3u);
+  expect_loads(a_);
+}
+
+TEST_F(FileSystemTest, AnOldFileThatStaysIsToldAndHarmless) {
+  place_.save(a_, "c");
+  FileSystemWriter writer("c", {.file_system = files_});
+  files_->fail({.op = FileOp::kRemove, .path_contains = "__0_0.distcp", .message = "Operation not permitted"});
+  save(b_, writer);
+  ASSERT_EQ(writer.warnings().size(), 1u);
+  EXPECT_NE(writer.warnings()[0].find("__0_0.distcp"), std::string::npos) << writer.warnings()[0];
+  expect_loads(b_);
+  place_.save(a_, "c");
+  EXPECT_EQ(names_in(*files_, "c").size(), 3u);
+}
+
+TEST_F(FileSystemTest, AFaultInAnyThreadIsAFaultOfTheSave) {
+  StateDict state;
+  for (int i = 0; i < 8; ++i) state["t" + std::to_string(i)] = counted({4});
+  for (int file = 0; file < 4; ++file) {
+    for (std::uint64_t nth = 1; nth <= 2; ++nth) {
+      files_->fail({.op = FileOp::kAppend, .path_contains = c10::str("__0_", file), .nth = nth});
+      const std::string text = error_of([&] { place_.save(state, "c", {.thread_count = 4}); });
+      EXPECT_NE(text.find("No space left on device"), std::string::npos) << text;
+      EXPECT_NE(text.find("while writing t"), std::string::npos) << text;
+      files_->clear_faults();
+      EXPECT_EQ(names_in(*files_, "c"), Strings()) << "the failed save left files";
+    }
+  }
+  const Metadata metadata = place_.save(state, "c", {.thread_count = 4});
+  EXPECT_EQ(metadata.storage_data.size(), 8u);
+}
+
+TEST_F(FileSystemTest, AFailedSaveRemovesWhatItWroteAndNothingElse) {
+  place_.save(a_, "c");
+  const auto before = contents_of(*files_, "c");
+  files_->fail({.op = FileOp::kSync, .path_contains = ".distcp"});
+  EXPECT_NE(error_of([&] { place_.save(b_, "c"); }), "");
+  EXPECT_EQ(contents_of(*files_, "c"), before);
+  expect_loads(a_);
+}
+
+/// Throws before the writer has been told of the save.
+class NoState final : public Stateful {
+ public:
+  Dict state_dict() override { throw std::runtime_error("no state today"); }
+  void load_state_dict(const Dict&) override {}
+};
+
+TEST_F(FileSystemTest, AWriterThatIsUsedAgainNeverRemovesItsLastCheckpoint) {
+  FileSystemWriter writer("c", {.file_system = files_});
+  save(a_, writer);
+  const auto before = contents_of(*files_, "c");
+  EXPECT_NE(error_of([&] { save({{"app", std::make_shared<NoState>()}}, writer); }), "");
+  EXPECT_EQ(contents_of(*files_, "c"), before);
+  save(b_, writer);
+  expect_loads(b_);
+}
+
+TEST_F(FileSystemTest, TwoJobsOnOneDirectoryDoNotWriteOverEachOther) {
+  // The other job's file appears after this one has looked.
+  files_->set_hook([&](const FileEvent& event) {
+    if (event.op == FileOp::kCreate && event.path == "c/__0_0.distcp") write_file(*base_, event.path, Bytes(7, 7));
+  });
+  const std::string text = error_of([&] { place_.save(a_, "c"); });
+  EXPECT_NE(text.find("c/__0_0.distcp"), std::string::npos) << text;
+  EXPECT_EQ(contents_of(*files_, "c").at("__0_0.distcp"), Bytes(7, 7));
+}
+
+/// Gives the wrong results.
+class CarelessWriter final : public FileSystemWriter {
+ public:
+  enum class Fault { kLosesOne, kDoublesOne, kRenamesOne };
+  CarelessWriter(FileSystemWriterOptions options, Fault fault)
+      : FileSystemWriter("c", std::move(options)), fault_(fault) {}
+
+  Metadata finish(Metadata metadata, const std::vector<std::vector<WriteResult>>& results) override {
+    auto changed = results;
+    if (fault_ == Fault::kLosesOne) changed[0].pop_back();
+    if (fault_ == Fault::kDoublesOne) changed[0].push_back(changed[0][0]);
+    if (fault_ == Fault::kRenamesOne) changed[0][0].index.fqn = "other";
+    return FileSystemWriter::finish(std::move(metadata), changed);
+  }
+
+ private:
+  Fault fault_;
+};
+
+TEST_F(FileSystemTest, EveryPlannedItemMustHaveOneResult) {
+  using Fault = CarelessWriter::Fault;
+  for (const auto& [fault, what] : std::vector<std::pair<Fault, std::string>>{
+           {Fault::kLosesOne, "planned but not written"},
+           {Fault::kDoublesOne, "was written twice"},
+           {Fault::kRenamesOne, "planned but not written"}}) {
+    CarelessWriter writer({.file_system = files_}, fault);
+    const std::string text = error_of([&] { save(a_, writer); });
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+    EXPECT_FALSE(is_complete("c", files_));
+  }
+}
+
+TEST_F(FileSystemTest, IsCompleteLooksAtEveryFile) {
+  EXPECT_FALSE(is_complete("c", files_));
+  place_.save(a_, "c");
+  EXPECT_TRUE(is_complete("c", files_));
+  const Bytes data = contents_of(*files_, "c").at("__0_0.distcp");
+  write_file(*files_, "c/__0_0.distcp", ByteSpan(data).first(data.size() - 1));
+  EXPECT_FALSE(is_complete("c", files_));
+  write_file(*files_, "c/__0_0.distcp", data);
+  files_->clear_trace();
+  EXPECT_TRUE(is_complete("c", files_));
+  for (const FileEvent& event : files_->trace()) {
+    EXPECT_FALSE(event.op == FileOp::kOpen && event.path.ends_with(".distcp")) << to_string(event);
+  }
+  files_->remove_file("c/__0_0.distcp");
+  EXPECT_FALSE(is_complete("c", files_));
+  files_->create_directories("c/__0_0.distcp");
+  EXPECT_FALSE(is_complete("c", files_));
+  write_file(*files_, "plain", Bytes(3, 1));
+  EXPECT_FALSE(is_complete("plain", files_));
+  files_->fail({.op = FileOp::kRead, .message = "Input/output error"});
+  expect_error(ErrorKind::kIo, "Input/output error", [&] { is_complete("c", files_); });
+}
+
+TEST_F(FileSystemTest, IsCompleteOfACheckpointWithoutCollectives) {
+  SaveOptions alone;
+  alone.use_collectives = false;
+  place_.save_with(a_, "c", alone);
+  EXPECT_EQ(names_in(*files_, "c"), (Strings{"__0.metadata", "__0_0.distcp"}));
+  EXPECT_TRUE(is_complete("c", files_));
+  write_file(*files_, "c/__99999999999999999999.metadata", Bytes(3, 1));
+  EXPECT_TRUE(is_complete("c", files_)) << "of no rank that there can be";
+  const Bytes data = contents_of(*files_, "c").at("__0_0.distcp");
+  write_file(*files_, "c/__0_0.distcp", ByteSpan(data).first(data.size() - 1));
+  EXPECT_FALSE(is_complete("c", files_));
+}
+
+TEST_F(FileSystemTest, KindsOfCheckpointsDoNotHideEachOther) {
+  SaveOptions alone;
+  alone.use_collectives = false;
+  place_.save(a_, "c");
+  const std::string text = error_of([&] { place_.save_with(b_, "c", alone); });
+  EXPECT_NE(text.find("saved with collectives"), std::string::npos) << text;
+  expect_loads(a_);
+  place_.save_with(b_, "d", alone);
+  place_.save(a_, "d");
+  expect_loads(a_, "d");
+  EXPECT_EQ(names_in(*files_, "d").size(), 3u) << "what it replaces goes";
+}
+
+TEST_F(FileSystemTest, AFlippedBitIsNamed) {
+  place_.save(a_, "c");
+  Bytes data = contents_of(*files_, "c").at("__0_0.distcp");
+  const Bytes three = {0, 0, 0x40, 0x40};
+  const auto element = std::search(data.begin(), data.end(), three.begin(), three.end());
+  ASSERT_NE(element, data.end()) << "the float 3 is not there";
+  *element ^= 1;
+  write_file(*files_, "c/__0_0.distcp", data);
+  const std::string text = error_of([&] { place_.rebuild("c"); });
+  for (const char* part : {"c/__0_0.distcp", "w at [0]", "CRC-32", "changed already"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  StateDict state = {{"w", pattern({4})}, {"n", 0}};
+  place_.load(state, "c", {}, {.verify_checksums = false});
+}
+
+TEST_F(FileSystemTest, IdsAreDirectories) {
+  EXPECT_EQ(dynamic_cast<FileSystemWriter&>(*make_storage_writer("file:///a/b")).path(), "/a/b");
+  EXPECT_EQ(dynamic_cast<FileSystemReader&>(*make_storage_reader("a/b")).path(), "a/b");
+  expect_error(ErrorKind::kUnsupported, "s3://bucket", [] { make_storage_writer("s3://bucket"); });
+  expect_error(ErrorKind::kUnsupported, "s3://bucket", [] { make_storage_reader("s3://bucket"); });
+  expect_error(ErrorKind::kInvalidArgument, "path", [] { make_storage_writer(""); });
+  expect_error(ErrorKind::kInvalidArgument, "path", [] { make_storage_reader("file://"); });
+  expect_error(ErrorKind::kInvalidArgument, "thread_count", [] { FileSystemWriter("c", {.thread_count = 0}); });
+}
+
+}  // namespace
+}  // namespace dcp::test

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch_dcp/model_state/optimizer_adapter.h"
+#include "torch_dcp/model_state/optimizer_state_dict.h"
+
+namespace dcp {
+
+/// The parameters of each group of an optimizer, in its order, with their names.
+using LiveGroups = std::vector<std::vector<const OptimizerParameter*>>;
+
+/// \throws dcp::Error kKey for parameters of the optimizer that `parameters` lacks, and for a name that two
+///         tensors have. One error names all.
+LiveGroups find_live_groups(const std::vector<OptimizerParameter>& parameters,
+                            const torch::optim::Optimizer& optimizer);
+
+/// The parameters of a module under their first names.
+std::vector<OptimizerParameter> optimizer_parameters(const torch::nn::Module& module);
+
+/// The first adapter that handles the optimizer: of those given, then of the built-in ones.
+/// \throws dcp::Error kType naming the optimizer's type.
+std::shared_ptr<const OptimizerAdapter> find_adapter(const torch::optim::Optimizer& optimizer,
+                                                     const OptimizerAdapters& adapters);
+
+}  // namespace dcp

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "torch_dcp/base/export.h"
+#include "torch_dcp/fwd.h"
+#include "torch_dcp/state_dict/dtype_policy.h"
+#include "torch_dcp/state_dict/load_report.h"
+#include "torch_dcp/state_dict/value.h"
+
+namespace dcp {
+
+class OptimizerAdapter;
+
+/// How a tensor that this rank has a part of is spread.
+struct DTensorLayout {
+  std::shared_ptr<const DeviceMesh> mesh;
+  Placements placements;
+  Sizes global_sizes;
+};
+
+/// A parameter as the optimizer holds it.
+struct OptimizerParameter {
+  std::string fqn;
+  at::Tensor tensor;                    ///< what the optimizer steps: may be this rank's part only
+  std::optional<DTensorLayout> layout;  ///< given if it is a part; the values of its state are then DTensors
+};
+
+struct OptimizerStateOptions {
+  /// Off: Python's nested form, `{"state": {fqn: {name: value}}, "param_groups": [{option: value, "params": [fqn]}]}`.
+  /// On: `{"state.FQN.NAME": value, "param_groups.FQN.OPTION": value}`. A dict loads in its own form only.
+  bool flatten = false;
+  /// For a set. On: each trainable parameter has a stored group and state, and each group all options that LibTorch
+  /// has. Off: what is missing is reported; options then stay, and a parameter without stored state is as never
+  /// stepped.
+  bool strict = true;
+  /// For a set: dtypes of tensors in the state. (Numbers are taken from any real dtype.)
+  DtypePolicy dtype_policy = DtypePolicy::kLossless;
+  /// Asked before the built-in adapters (SGD, Adam, AdamW).
+  std::vector<std::shared_ptr<const OptimizerAdapter>> adapters = {};
+};
+
+/// Gives an optimizer's state dict in Python's form: names instead of numbers, and every option that Python's optimizer
+/// of this name needs, with Python's defaults for those that LibTorch lacks.
+///
+/// Changes nothing: tensors in the result are the live ones, and the state of a parameter that was never stepped is
+/// built beside the optimizer. Parameters that need no gradient and have no state have no entry, nor have any where the
+/// optimizer keeps nothing (SGD without momentum). A parameter with several names has one entry, under the first.
+/// `step` is a float32 tensor without dimensions, int64 above 2^24. SGD's buffer of a parameter that was never stepped
+/// is all -0.0: Python takes it as zeros, and `set_optimizer_state_dict` as no state.
+///
+/// As destinations of a load the result has the groups and values that this optimizer has now. Where the checkpoint's
+/// may differ (other groups, amsgrad or momentum switched, an int64 step) read it with `load_keys` instead.
+///
+/// \throws dcp::Error kType for an optimizer that no adapter handles, naming its type; kKey for a parameter
+///         that the module does not have, or two of one name.
+/// Collective: no.
+/// Source: torch/distributed/checkpoint/state_dict.py, get_optimizer_state_dict (2.14.1); interop FORMAT.md 8.
+DCP_API Dict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                                      const OptimizerStateOptions& options = {});
+
+/// The same with names and layouts as given. All parameters of the optimizer must be there; others are ignored.
+///
+/// Values of a parameter's shape become DTensors of its layout, but for those without dimensions.
+DCP_API Dict get_optimizer_state_dict(const std::vector<OptimizerParameter>& parameters,
+                                      const torch::optim::Optimizer& optimizer,
+                                      const OptimizerStateOptions& options = {});
+
+/// Puts options and state into an optimizer; parameters and groups are matched by name, never by position.
+///
+/// Each group takes the options of the stored group that lists its parameters; an empty group those of the stored empty
+/// group at the same place among the empty ones, if there is one. State is copied, in place where the optimizer has a
+/// tensor of the same shape: the given dict shares no memory with the optimizer unless it did before.
+/// Weights and gradients are not touched.
+///
+/// Numbers may be ints, doubles or tensors without dimensions. Options that LibTorch lacks are checked if they change
+/// results (`maximize`, `differentiable`, `decoupled_weight_decay`: kUnsupported if LibTorch computes otherwise), and
+/// ignored if not (`foreach`, `fused`, `capturable`). Unknown options, and state of other parameters, are ignored and
+/// reported as unexpected.
+///
+/// Everything is checked before the first change, and one error names all that is wrong.
+///
+/// \throws dcp::Error of the first fault's kind: kKey (strict: missing options, groups or state), kInvalidArgument (one
+///         group would need two different sets of options), kUnsupported, kType, kShape; and as the getter.
+/// Collective: no.
+/// Source: torch/distributed/checkpoint/state_dict.py, set_optimizer_state_dict (2.14.1); interop FORMAT.md 8.5.
+DCP_API LoadReport set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                                            const Dict& state, const OptimizerStateOptions& options = {});
+DCP_API LoadReport set_optimizer_state_dict(const std::vector<OptimizerParameter>& parameters,
+                                            torch::optim::Optimizer& optimizer, const Dict& state,
+                                            const OptimizerStateOptions& options = {});
+
+}  // namespace dcp
