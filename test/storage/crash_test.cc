@@ -207,6 +207,9 @@ class FaultRun {
         communicator->all_gather({});
         const std::string what = c10::str("load, ", file_op_name(op), " ", nth);
         is_over = check_errors(what);
+        const std::vector<FileEvent> trace = files_->trace();
+        const auto was_refused = [](const FileEvent& event) { return event.was_refused; };
+        EXPECT_EQ(is_over, std::none_of(trace.begin(), trace.end(), was_refused)) << what;
         if (is_over) EXPECT_EQ(first_difference(state, state_of(ranks, 1)), "") << what;
         communicator->all_gather({});
         if (ranks.rank() == 0) files_->clear_faults();

@@ -33,8 +33,7 @@ at::Tensor BlockImpl::forward(at::Tensor x) {
 at::Tensor BlockImpl::attend(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
   // [3, batch, heads, characters, width / heads]
-  const at::Tensor parts =
-      query_key_value_(x).view({batch, count, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4});
+  const at::Tensor parts = query_key_value_(x).view({batch, count, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4});
   const at::Tensor scores =
       parts[0].matmul(parts[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(width / heads_));
   const at::Tensor later = at::ones({count, count}, at::kBool).triu(1);

@@ -10,16 +10,9 @@
 
 #include <cstdint>
 
-namespace dcp::examples {
+#include "torch_dcp/examples/transformer_sizes.h"
 
-/// Sizes of a CharTransformer.
-struct TransformerSizes {
-  std::int64_t layers = 2;
-  std::int64_t width = 96;  ///< features of a character; a multiple of `heads`
-  std::int64_t heads = 4;
-  std::int64_t context = 64;  ///< characters
-  double dropout = 0.1;
-};
+namespace dcp::examples {
 
 /// Attention to the characters before, and a layer for each character by itself; both added to what came in.
 class BlockImpl : public torch::nn::Module {

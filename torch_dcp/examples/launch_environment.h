@@ -15,7 +15,7 @@ struct LaunchEnvironment {
   std::uint16_t master_port = 0;
   /// Whether rank 0 hosts the store; else the launcher's agent does.
   bool rank_0_hosts_store = true;
-  std::string store_prefix;                  ///< tells restarts of a job apart on an agent's store; may be empty
+  std::string store_prefix;                    ///< tells restarts of a job apart on an agent's store; may be empty
   std::optional<int> store_listen_descriptor;  ///< a bound socket that rank 0 inherited for the store
 };
 
@@ -25,8 +25,8 @@ using Variables = std::function<std::optional<std::string>(const std::string& na
 /// The variables of this process.
 Variables process_variables();
 
-/// Reads what torchrun (RANK and others), Open MPI's mpirun (OMPI_COMM_WORLD_*) or Slurm's srun (SLURM_*) say, the first
-/// of these that says anything.
+/// Reads what torchrun (RANK and others), Open MPI's mpirun (OMPI_COMM_WORLD_*) or Slurm's srun (SLURM_*) say, the
+/// first of these that says anything.
 ///
 /// torchrun's variables are also those of the example's own launcher. Without MASTER_ADDR a job of mpirun must be on
 /// one machine, and one of Slurm meets on the first host of its node list; without MASTER_PORT they meet on

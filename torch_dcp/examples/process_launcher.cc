@@ -36,7 +36,6 @@ class Socket {
   Socket& operator=(const Socket&) = delete;
 
   int descriptor() const { return descriptor_; }
-  int release() { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_ = -1;
@@ -98,8 +97,8 @@ pid_t spawn(std::vector<std::string> arguments, const Environment& environment, 
   // Onto itself: the child's copy loses its close-on-exec flag.
   for (const int socket : sockets) ::posix_spawn_file_actions_adddup2(&actions, socket, socket);
   pid_t id = -1;
-  const int error = ::posix_spawn(&id, "/proc/self/exe", &actions, nullptr, pointers(arguments).data(),
-                                  pointers(variables).data());
+  const int error =
+      ::posix_spawn(&id, "/proc/self/exe", &actions, nullptr, pointers(arguments).data(), pointers(variables).data());
   ::posix_spawn_file_actions_destroy(&actions);
   if (error != 0) fail("cannot start a process", error);
   return id;
@@ -108,6 +107,7 @@ pid_t spawn(std::vector<std::string> arguments, const Environment& environment, 
 }  // namespace
 
 ProcessLauncher::ProcessLauncher(int ranks, const std::vector<std::string>& arguments) : processes_(ranks) {
+  ::signal(SIGCHLD, SIG_DFL);  // ignored, as some parents leave it, the exit codes would be lost
   const Socket store(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int port = bind_loopback(store.descriptor());
   std::array<int, 2> ends{};

@@ -12,8 +12,8 @@
 namespace dcp::examples {
 namespace {
 
-constexpr int kBarWidth = 30;    // characters
-constexpr int kPlainLines = 5;   // of a whole run, where there is no terminal
+constexpr int kBarWidth = 30;   // characters
+constexpr int kPlainLines = 5;  // of a whole run, where there is no terminal
 
 }  // namespace
 

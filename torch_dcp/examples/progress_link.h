@@ -1,17 +1,11 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 
 #include "torch_dcp/examples/launch_environment.h"
+#include "torch_dcp/examples/step_report.h"
 
 namespace dcp::examples {
-
-/// What rank 0 tells after each step.
-struct StepReport {
-  std::int64_t step = 0;  ///< steps done
-  double loss = 0;        ///< of the step's whole batch, before the step
-};
 
 /// Set by the launcher for rank 0: the socket of its link.
 inline constexpr const char* kLinkDescriptorVariable = "TORCH_DCP_TRAIN_LINK_FD";

@@ -59,10 +59,8 @@ std::vector<std::int64_t> DataOrder::next(std::int64_t count) {
 }
 
 Dict DataOrder::state() const {
-  return {{"windows", window_count_},
-          {"epoch", epoch_},
-          {"position", position_},
-          {"generator", generator_before_.clone()}};
+  return {
+      {"windows", window_count_}, {"epoch", epoch_}, {"position", position_}, {"generator", generator_before_.clone()}};
 }
 
 void DataOrder::restore(const Dict& state) {

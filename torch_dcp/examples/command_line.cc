@@ -1,0 +1,87 @@
+#include "torch_dcp/examples/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <filesystem>
+
+namespace dcp::examples {
+namespace {
+
+constexpr const char* kDescription =
+    "Trains a character-level language model on several ranks and saves it with torch_dcp.\n"
+    "\n"
+    "Without --ranks, and not started by torchrun, mpirun or srun, it shows what checkpoints are for: it trains\n"
+    "without interruption, then again on 3 ranks of which one is killed, resumes on 2 ranks from the newest complete\n"
+    "checkpoint, and compares both runs bit for bit.";
+
+/// `bazel run` starts programs in a folder of its own and tells where the user was.
+std::string absolute_path(const std::string& path) {
+  if (path.empty()) return path;
+  const char* user_folder = std::getenv("BUILD_WORKING_DIRECTORY");
+  const std::filesystem::path base = user_folder != nullptr ? user_folder : std::filesystem::current_path();
+  return (base / path).lexically_normal().string();
+}
+
+void add_options(CLI::App& app, CommandLine& line) {
+  RunOptions& run = line.run;
+  app.add_option("--ranks", line.ranks, "Train on this number of ranks, each a process that is started here")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--text", run.text, "File to learn from (default: a licence that Debian has)");
+  app.add_option("--dir", run.folder, "Folder of the checkpoints (default: a temporary one)");
+  app.add_flag("--keep", line.keep, "Keep the temporary folder");
+  app.add_option("--steps", run.steps, "Steps in all")->capture_default_str()->check(CLI::Range(1, 1000000));
+  app.add_option("--save-every", run.save_every, "Steps from one checkpoint to the next")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  app.add_flag("--resume", run.resume, "Go on from the newest complete checkpoint in --dir");
+  app.add_option("--seed", run.seed, "Of all random numbers")->capture_default_str();
+  app.add_option("--batch", run.sequences, "Sequences in a batch, of all ranks together")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--layers", run.sizes.layers)->capture_default_str()->check(CLI::Range(1, 1000));
+  app.add_option("--width", run.sizes.width, "Features; a multiple of 4")
+      ->capture_default_str()
+      ->check(CLI::Range(4, 65536));
+  app.add_option("--context", run.sizes.context, "Characters in a sequence")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--compare", line.compare, "Only compare the newest checkpoints of two runs' folders")->expected(2);
+}
+
+}  // namespace
+
+std::variant<CommandLine, int> read_command_line(int argc, char** argv) {
+  CLI::App app{kDescription};
+  CommandLine line;
+  add_options(app, line);
+  try {
+    app.parse(argc, argv);
+    if (line.run.sizes.width % line.run.sizes.heads != 0) {
+      throw CLI::ValidationError("--width", "must be a multiple of " + std::to_string(line.run.sizes.heads));
+    }
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  line.run.text = absolute_path(line.run.text);
+  line.run.folder = absolute_path(line.run.folder);
+  for (std::string& folder : line.compare) folder = absolute_path(folder);
+  return line;
+}
+
+std::vector<std::string> to_arguments(const RunOptions& run) {
+  std::vector<std::string> arguments = {
+      "--text",       run.text,
+      "--dir",        run.folder,
+      "--steps",      std::to_string(run.steps),
+      "--save-every", std::to_string(run.save_every),
+      "--seed",       std::to_string(run.seed),
+      "--batch",      std::to_string(run.sequences),
+      "--layers",     std::to_string(run.sizes.layers),
+      "--width",      std::to_string(run.sizes.width),
+      "--context",    std::to_string(run.sizes.context),
+  };
+  if (run.resume) arguments.emplace_back("--resume");
+  return arguments;
+}
+
+}  // namespace dcp::examples

@@ -1,0 +1,51 @@
+#include "torch_dcp/examples/local_job.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "torch_dcp/examples/command_line.h"
+#include "torch_dcp/examples/progress_bar.h"
+
+namespace dcp::examples {
+namespace {
+
+/// A rank whose peer was killed notices at once; this is for one that does not.
+constexpr std::chrono::seconds kGrace{20};
+
+}  // namespace
+
+bool LocalJobResult::is_clean() const {
+  return std::all_of(exits.begin(), exits.end(), [](const RankExit& exit) { return exit.is_clean(); });
+}
+
+std::string LocalJobResult::describe_failures() const {
+  std::string text;
+  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
+    const RankExit& exit = exits[rank];
+    if (exit.is_clean()) continue;
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + ": ";
+    if (exit.by_launcher) {
+      text += "did not end by itself";
+    } else if (exit.signal != 0) {
+      text += "signal " + std::to_string(exit.signal);
+    } else {
+      text += "exit code " + std::to_string(exit.exit_code);
+    }
+  }
+  return text;
+}
+
+LocalJobResult run_local_job(const RunOptions& run, const LocalJobOptions& options, std::ostream& out) {
+  LocalJobResult result;
+  ProgressBar bar(out, stdout_is_terminal(), options.label, static_cast<int>(run.steps));
+  ProcessLauncher launcher(options.ranks, to_arguments(run));
+  const auto on_report = [&](const StepReport& report) {
+    result.losses[report.step] = report.loss;
+    bar.update(static_cast<int>(report.step), report.loss);
+    if (report.step == options.kill_after_step) launcher.kill_rank(options.ranks - 1);
+  };
+  result.exits = launcher.wait(on_report, kGrace);
+  return result;
+}
+
+}  // namespace dcp::examples
