@@ -52,9 +52,9 @@ TEST(Cases, O01_SixRowsOnFourRanks) {
   });
   for (const int world : {1, 2, 3, 4, 5, 8}) {
     run_ranks(world, [&](RankContext& ranks) {
-      StateDict state = {{"t", split_pattern({6}, ranks)},
-                         {"optim", Dict{{"exp_avg", split_pattern({6}, ranks)},
-                                        {"exp_avg_sq", split_pattern({6}, ranks)}}}};
+      StateDict state = {
+          {"t", split_pattern({6}, ranks)},
+          {"optim", Dict{{"exp_avg", split_pattern({6}, ranks)}, {"exp_avg_sq", split_pattern({6}, ranks)}}}};
       place_of(ranks, files).load(state, "c");
       expect_same(state, state_of(ranks), c10::str("rank ", ranks.rank(), " of ", world));
       const std::int64_t rows = chunk_of(6, world, ranks.rank()).length;
@@ -371,8 +371,8 @@ TEST(Cases, O19_PlainValues) {
   run_ranks(2, [&](RankContext& ranks) {
     const Place place = place_of(ranks, files);
     place.save(saved, "c");
-    StateDict zeros = {{"epoch", 0},  {"lr", 0.0}, {"name", ""},      {"flag", false},
-                       {"big", 0},    {"text", ""}, {"bytes", Bytes()}};
+    StateDict zeros = {{"epoch", 0}, {"lr", 0.0},  {"name", ""},      {"flag", false},
+                       {"big", 0},   {"text", ""}, {"bytes", Bytes()}};
     place.load(zeros, "c");
     expect_same(zeros, saved, "from zeros");
     EXPECT_EQ(zeros.at("flag").kind(), ValueKind::kBool);
@@ -479,9 +479,7 @@ TEST(Cases, O29_WithoutAProcessGroup) {
   const auto files = make_memory_file_system();
   const at::Tensor t = counted({6});
   const StateDict wanted = {{"t", t}, {"n", 5}};
-  run_ranks(4, [&](RankContext& ranks) {
-    place_of(ranks, files).save({{"t", split(t, ranks)}, {"n", 5}}, "of_four");
-  });
+  run_ranks(4, [&](RankContext& ranks) { place_of(ranks, files).save({{"t", split(t, ranks)}, {"n", 5}}, "of_four"); });
   expect_works_alone(files, wanted, {}, {});
   run_ranks(4, [&](RankContext& ranks) {
     if (ranks.rank() != 0) return std::this_thread::sleep_for(std::chrono::milliseconds(50));

@@ -40,7 +40,8 @@ class ReadFault {
     return {{"a", split_pattern({6}, ranks)}, {"b", split_pattern({6}, ranks)}, {"n", 0}};
   }
 
-  ErrorsByRank load(const LoadOptions& options, const std::function<void(int rank, const StateDict&, RankContext&)>& look) {
+  ErrorsByRank load(const LoadOptions& options,
+                    const std::function<void(int rank, const StateDict&, RankContext&)>& look) {
     ErrorsByRank errors(2);
     run_ranks(2, [&](RankContext& ranks) {
       const Place place = place_of(ranks, files);
@@ -219,11 +220,13 @@ TEST(LoadKeys, OfManyRanksIsWhole) {
   const auto files = make_memory_file_system();
   run_ranks(3, [&](RankContext& ranks) {
     const auto mesh = mesh_of(ranks);
-    place_of(ranks, files).save({{"w", split(counted({7, 2}), ranks)},
-                                 {"r", DTensor::distribute(counted({3}), mesh, {Placement::replicate()})},
-                                 {"n", 2}},
-                                "c");
+    place_of(ranks, files)
+        .save({{"w", split(counted({7, 2}), ranks)},
+               {"r", DTensor::distribute(counted({3}), mesh, {Placement::replicate()})},
+               {"n", 2}},
+              "c");
   });
+  // In the order of the dict that was saved, whoever wrote what.
   expect_same(Place{files}.rebuild("c"), {{"w", counted({7, 2})}, {"r", counted({3})}, {"n", 2}});
 }
 

@@ -3,12 +3,15 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "test/checkpoint/checkpoint_support.h"
 #include "test/support/expect_error.h"
 #include "test/support/fault_injecting_file_system.h"
+#include "torch_dcp/comm/codec.h"
 #include "torch_dcp/plan/wire.h"
 #include "torch_dcp/plan/write_items.h"
 #include "torch_dcp/storage/filesystem_writer.h"
@@ -148,7 +151,8 @@ TEST(Save, WithoutCollectivesAnotherWorldSizeFailsClearly) {
   });
   // Rank 1 wants rows of both files, rank 2 has no file.
   more.expect({1, 2});
-  EXPECT_NE(more.text().find("c was saved without collectives and has no __2.metadata"), std::string::npos) << more.text();
+  EXPECT_NE(more.text().find("c was saved without collectives and has no __2.metadata"), std::string::npos)
+      << more.text();
   EXPECT_NE(more.text().find("'w'"), std::string::npos) << more.text();
   StateDict whole = {{"w", pattern({8})}};
   const std::string text = error_of([&] { Place{files}.load(whole, "c"); });
@@ -247,7 +251,8 @@ class ShelfReader final : public StorageReader {
   void set_up(const Metadata&, const StorageReaderContext&) override {}
   void check(const LoadPlan& plan, LoadPlanner& planner) override {
     for (const ReadItem& item : plan.items) {
-      if (item.type == ReadItemType::kByteIo) planner.load_object(item, shelf_.objects.at(dcp::to_string(item.storage_index)));
+      if (item.type == ReadItemType::kByteIo)
+        planner.load_object(item, shelf_.objects.at(dcp::to_string(item.storage_index)));
     }
   }
   void read_data(const LoadPlan& plan, LoadPlanner& planner) override {
@@ -277,7 +282,8 @@ class FlatPlanner final : public SavePlanner {
   SavePlan create_local_plan() override {
     SavePlan plan;
     for (const auto& [key, value] : *state_) {
-      for (auto& offered : create_write_items(dcp::to_string(key), value)) plan.items.push_back(std::move(offered.item));
+      for (auto& offered : create_write_items(dcp::to_string(key), value))
+        plan.items.push_back(std::move(offered.item));
     }
     return plan;
   }

@@ -1,3 +1,5 @@
+#include "torch_dcp/state_dict/stateful.h"
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +10,6 @@
 
 #include "test/checkpoint/checkpoint_support.h"
 #include "test/support/expect_error.h"
-#include "torch_dcp/state_dict/stateful.h"
 
 namespace dcp::test {
 namespace {

@@ -37,8 +37,8 @@ void expect_equal(const Metadata& a, const Metadata& b, const std::string& label
   }
   ASSERT_EQ(a.planner_data.has_value(), b.planner_data.has_value()) << label;
   if (a.planner_data) {
-    ASSERT_TRUE(std::equal(a.planner_data->begin(), a.planner_data->end(), b.planner_data->begin(),
-                           b.planner_data->end()))
+    ASSERT_TRUE(
+        std::equal(a.planner_data->begin(), a.planner_data->end(), b.planner_data->begin(), b.planner_data->end()))
         << label;
   }
   ASSERT_EQ(a.storage_data.size(), b.storage_data.size()) << label;
@@ -189,7 +189,8 @@ class RandomMetadata {
   Sizes sizes(std::size_t ndim) {
     Sizes result;
     const std::size_t largest = ndim > 3 ? 200 : 100'000;
-    for (std::size_t d = 0; d < ndim; ++d) result.push_back(static_cast<std::int64_t>(number(0, largest) >> number(0, 17)));
+    for (std::size_t d = 0; d < ndim; ++d)
+      result.push_back(static_cast<std::int64_t>(number(0, largest) >> number(0, 17)));
     return result;
   }
   TensorStorageMetadata tensor() {
@@ -245,8 +246,8 @@ TEST(MetadataRoundTrip, RandomMetadata) {
 TEST(MetadataRoundTrip, IntegerKeysBecomeTexts) {
   Metadata metadata;
   metadata.planner_data.emplace();
-  metadata.planner_data->insert("a.7.0", {PathItem::dict_key("a"), PathItem::dict_key(Key(std::int64_t{7})),
-                                          PathItem::list_index(0)});
+  metadata.planner_data->insert(
+      "a.7.0", {PathItem::dict_key("a"), PathItem::dict_key(Key(std::int64_t{7})), PathItem::list_index(0)});
   const Path expected{PathItem::dict_key("a"), PathItem::dict_key("7"), PathItem::list_index(0)};
   EXPECT_EQ(*decode_metadata(encode_metadata(metadata)).planner_data->find("a.7.0"), expected);
 }
@@ -290,7 +291,7 @@ TEST(MetadataDamage, EveryTruncationIsRefused) {
 }
 
 TEST(MetadataDamage, FlippedBytesAreReadOrRefused) {
-  const Bytes bytes = test::read_golden("objects/ckpt/.metadata");
+  const Bytes bytes = test::read_golden("old_protocol_2/ckpt/.metadata");
   std::size_t refused = 0;
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     for (std::uint8_t flip : {0x01, 0x80, 0xFF}) {
@@ -410,9 +411,8 @@ struct Parts {
   static Write meta(const std::string& cls) { return global_of(std::string(kModule), cls); }
 
   Write make_index(Write of_fqn, Write of_index, Write of_offset) const {
-    return object_of(meta("MetadataIndex"), dict_of({{text_of("fqn"), of_fqn},
-                                                     {text_of("index"), of_index},
-                                                     {text_of("offset"), of_offset}}));
+    return object_of(meta("MetadataIndex"),
+                     dict_of({{text_of("fqn"), of_fqn}, {text_of("index"), of_index}, {text_of("offset"), of_offset}}));
   }
   Write make_info() const {
     return object_of(global_of(std::string(kFileSystem), "_StorageInfo"),
@@ -427,9 +427,9 @@ struct Parts {
         object_of(meta("TensorProperties"), tuple_of({dtype, layout, pinned, memory_format, pinned}));
     const Write chunk = object_of(meta("ChunkStorageMetadata"),
                                   dict_of({{text_of("offsets"), chunk_offsets}, {text_of("sizes"), chunk_sizes}}));
-    return object_of(meta("TensorStorageMetadata"), dict_of({{text_of("properties"), properties},
-                                                             {text_of("size"), size},
-                                                             {text_of("chunks"), list_of({chunk})}}));
+    return object_of(
+        meta("TensorStorageMetadata"),
+        dict_of({{text_of("properties"), properties}, {text_of("size"), size}, {text_of("chunks"), list_of({chunk})}}));
   }
   static Write make_object() {
     return [](pickle::Writer& writer) {
@@ -502,9 +502,7 @@ const std::vector<HostileCase>& hostile_cases() {
       {"unknown_global", kCorruptData, "_reconstruct",
        [](Parts& p) { p.planner = global_of("numpy.core.multiarray", "_reconstruct"); }},
       {"dotted_global", kCorruptData, "a memory format",
-       [](Parts& p) {
-         p.memory_format = call_of(global_of(std::string(kModule), "os.system"), {int_of(0)});
-       }},
+       [](Parts& p) { p.memory_format = call_of(global_of(std::string(kModule), "os.system"), {int_of(0)}); }},
       {"other_module", kCorruptData, "TensorStorageMetadata",
        [](Parts& p) { p.tensor = object_of(global_of("evil", "TensorStorageMetadata"), dict_of({})); }},
       {"dtype_function", kUnsupported, "'w'", [](Parts& p) { p.dtype = global_of("torch", "load"); }},
@@ -513,21 +511,15 @@ const std::vector<HostileCase>& hostile_cases() {
       {"enum_value", kCorruptData, "9 is no memory format",
        [](Parts& p) { p.memory_format = call_of(Parts::meta("_MEM_FORMAT_ENCODING"), {int_of(9)}); }},
       {"layout_unknown", kUnsupported, "os.system",
-       [](Parts& p) {
-         p.layout = call_of(global_of("torch.serialization", "_get_layout"), {text_of("os.system")});
-       }},
+       [](Parts& p) { p.layout = call_of(global_of("torch.serialization", "_get_layout"), {text_of("os.system")}); }},
       {"layout_sparse", kUnsupported, "key 'w'",
        [](Parts& p) {
          p.layout = call_of(global_of("torch.serialization", "_get_layout"), {text_of("torch.sparse_coo")});
        }},
       {"extra_field_with_call", kUnsupported, "future",
-       [](Parts& p) {
-         p.more_fields.push_back({text_of("future"), list_of({call_of(global_of("a", "b"), {})})});
-       }},
+       [](Parts& p) { p.more_fields.push_back({text_of("future"), list_of({call_of(global_of("a", "b"), {})})}); }},
       {"path_of_checkpoint", kCorruptData, "checkpoint_id",
-       [](Parts& p) {
-         p.storage_meta_fields[0].second = call_of(global_of("pathlib", "Path.home"), {text_of("x")});
-       }},
+       [](Parts& p) { p.storage_meta_fields[0].second = call_of(global_of("pathlib", "Path.home"), {text_of("x")}); }},
       // Structure.
       {"no_state", kCorruptData, "state_dict_metadata", [](Parts& p) { p.left_out = "state_dict_metadata"; }},
       {"no_storage", kCorruptData, "storage_data", [](Parts& p) { p.left_out = "storage_data"; }},
@@ -556,14 +548,11 @@ const std::vector<HostileCase>& hostile_cases() {
       {"size_strings", kCorruptData, "size",
        [](Parts& p) { p.size = call_of(global_of("torch", "Size"), {tuple_of({text_of("4"), text_of("3")})}); }},
       {"size_bool", kCorruptData, "size",
-       [](Parts& p) {
-         p.size = tuple_of({[](pickle::Writer& writer) { writer.boolean(true); }, int_of(12)});
-       }},
+       [](Parts& p) { p.size = tuple_of({[](pickle::Writer& writer) { writer.boolean(true); }, int_of(12)}); }},
       {"chunk_offset", kCorruptData, "negative", [](Parts& p) { p.chunk_offsets = size_of({-1, 0}); }},
       {"chunk_size", kCorruptData, "negative", [](Parts& p) { p.chunk_sizes = size_of({-4, 3}); }},
       {"chunk_overflow", kCorruptData, "overflow", [](Parts& p) { p.chunk_offsets = size_of({kMax, 0}); }},
-      {"chunk_numel", kCorruptData, "overflow",
-       [](Parts& p) { p.chunk_sizes = size_of({1ll << 40, 1ll << 40}); }},
+      {"chunk_numel", kCorruptData, "overflow", [](Parts& p) { p.chunk_sizes = size_of({1ll << 40, 1ll << 40}); }},
       {"chunk_rank", kCorruptData, "2 dimensions",
        [](Parts& p) { p.chunk_offsets = size_of({0}), p.chunk_sizes = size_of({12}); }},
       {"chunk_rank_mixed", kCorruptData, "1 sizes", [](Parts& p) { p.chunk_sizes = size_of({12}); }},
@@ -617,9 +606,18 @@ TEST(MetadataHostile, Cases) {
 }
 
 TEST(MetadataHostile, FileNames) {
-  const std::vector<std::string> names = {"../outside.distcp",   "sub/../__0_0.distcp",  "/etc/passwd", "..\\outside",
-                                          "C:outside",           std::string("__0\0.x", 6), "",         ".",
-                                          "..",                  "/dev/zero",            ".metadata",   "sub/data.distcp"};
+  const std::vector<std::string> names = {"../outside.distcp",
+                                          "sub/../__0_0.distcp",
+                                          "/etc/passwd",
+                                          "..\\outside",
+                                          "C:outside",
+                                          std::string("__0\0.x", 6),
+                                          "",
+                                          ".",
+                                          "..",
+                                          "/dev/zero",
+                                          ".metadata",
+                                          "sub/data.distcp"};
   for (const std::string& name : names) {
     Parts parts;
     parts.relative_path = text_of(name);

@@ -56,7 +56,8 @@ std::vector<GoldenItem> golden_items() {
       const std::string file = place["file"];
       if (!files.contains(file)) files[file] = test::read_golden(name + "/ckpt/" + file);
       const auto begin = files[file].begin() + place["offset"].get<std::ptrdiff_t>();
-      items.push_back({name + " " + key, key, Bytes(begin, begin + place["length"].get<std::ptrdiff_t>()), entry["value"]});
+      items.push_back(
+          {name + " " + key, key, Bytes(begin, begin + place["length"].get<std::ptrdiff_t>()), entry["value"]});
     }
   }
   return items;
@@ -117,11 +118,34 @@ TEST(ObjectGolden, ValuesRoundTrip) {
 }
 
 TEST(ObjectGolden, BytesArePythons) {
-  const std::set<std::string> keys = {
-      "int",     "neg",    "big",    "zero",   "i255",   "i256",   "i65536", "float",      "inf",
-      "nan",     "minus_zero", "true", "false", "none",   "str",    "empty_str", "long_str", "bytes",
-      "empty_bytes", "tuple0", "tuple1", "tuple2", "tuple3", "tuple4", "list", "empty_list", "tuple_of_tensors",
-      "list_of_tensors"};
+  const std::set<std::string> keys = {"int",
+                                      "neg",
+                                      "big",
+                                      "zero",
+                                      "i255",
+                                      "i256",
+                                      "i65536",
+                                      "float",
+                                      "inf",
+                                      "nan",
+                                      "minus_zero",
+                                      "true",
+                                      "false",
+                                      "none",
+                                      "str",
+                                      "empty_str",
+                                      "long_str",
+                                      "bytes",
+                                      "empty_bytes",
+                                      "tuple0",
+                                      "tuple1",
+                                      "tuple2",
+                                      "tuple3",
+                                      "tuple4",
+                                      "list",
+                                      "empty_list",
+                                      "tuple_of_tensors",
+                                      "list_of_tensors"};
   std::size_t compared = 0;
   for (const GoldenItem& golden : golden_items()) {
     if (!golden.label.starts_with("objects") || !keys.contains(golden.key)) continue;
@@ -134,9 +158,9 @@ TEST(ObjectGolden, BytesArePythons) {
 }
 
 TEST(ObjectGolden, OpaqueTypes) {
-  const std::map<std::string, std::string> types = {{"set", "set"},          {"size", "torch.Size"}, {"dtype", "torch.dtype"},
-                                                    {"device", "torch.device"}, {"huge", "int"},        {"complex", "complex"},
-                                                    {"bytearray", "bytearray"}};
+  const std::map<std::string, std::string> types = {
+      {"set", "set"},  {"size", "torch.Size"}, {"dtype", "torch.dtype"},  {"device", "torch.device"},
+      {"huge", "int"}, {"complex", "complex"}, {"bytearray", "bytearray"}};
   std::size_t found = 0;
   for (const GoldenItem& golden : golden_items()) {
     const auto type = types.find(golden.key);
@@ -158,16 +182,26 @@ class RandomValue {
 
   Value make(int depth) {
     switch (number(0, depth > 0 ? 9 : 6)) {
-      case 0: return None();
-      case 1: return number(0, 1) == 1;
-      case 2: return static_cast<std::int64_t>(std::uniform_int_distribution<std::uint64_t>()(random_)) >> number(0, 63);
-      case 3: return std::normal_distribution<double>()(random_) * (number(0, 9) == 0 ? 1e300 * 1e300 : 1);
-      case 4: return text();
-      case 5: return bytes();
-      case 6: return tensor();
-      case 7: return sequence<List>(depth);
-      case 8: return sequence<Tuple>(depth);
-      default: return dict(depth);
+      case 0:
+        return None();
+      case 1:
+        return number(0, 1) == 1;
+      case 2:
+        return static_cast<std::int64_t>(std::uniform_int_distribution<std::uint64_t>()(random_)) >> number(0, 63);
+      case 3:
+        return std::normal_distribution<double>()(random_) * (number(0, 9) == 0 ? 1e300 * 1e300 : 1);
+      case 4:
+        return text();
+      case 5:
+        return bytes();
+      case 6:
+        return tensor();
+      case 7:
+        return sequence<List>(depth);
+      case 8:
+        return sequence<Tuple>(depth);
+      default:
+        return dict(depth);
     }
   }
 
@@ -186,8 +220,12 @@ class RandomValue {
     return bytes;
   }
   at::Tensor tensor() {
-    static const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kBool, at::kLong, at::kBFloat16,
-                                                        at::kComplexFloat, at::ScalarType::Float8_e4m3fn,
+    static const std::vector<at::ScalarType> kDtypes = {at::kFloat,
+                                                        at::kBool,
+                                                        at::kLong,
+                                                        at::kBFloat16,
+                                                        at::kComplexFloat,
+                                                        at::ScalarType::Float8_e4m3fn,
                                                         at::ScalarType::UInt16};
     std::vector<std::int64_t> sizes;
     for (std::size_t d = number(0, 4); d > 0; --d) sizes.push_back(static_cast<std::int64_t>(number(0, 4)));
@@ -279,7 +317,8 @@ Bytes item_of(std::string_view opcodes) { return item_of(as_bytes("\x80\x02" + s
 TEST(ObjectDamage, TruncationsAreRefused) {
   const Bytes item = encode_object_item(Tuple{"text", 5, make_tensor(at::kFloat, {3})});
   for (std::size_t size = 0; size < item.size(); ++size) {
-    EXPECT_THROW(decode_object_item(Bytes(item.begin(), item.begin() + static_cast<std::ptrdiff_t>(size))), Error) << size;
+    EXPECT_THROW(decode_object_item(Bytes(item.begin(), item.begin() + static_cast<std::ptrdiff_t>(size))), Error)
+        << size;
   }
 }
 
@@ -303,9 +342,9 @@ TEST(ObjectDamage, FlipsNeverChangeAValue) {
 
 TEST(ObjectHostile, NamesThatRunCodeAreRefused) {
   const std::vector<std::pair<std::string, std::string>> names = {
-      {"posix", "system"},      {"os", "system"},       {"__builtin__", "eval"},      {"builtins", "exec"},
-      {"builtins", "getattr"},  {"subprocess", "Popen"}, {"os.path", "join"},          {"importlib", "import_module"},
-      {"pickle", "loads"},      {"io", "open"},         {"__builtin__", "__import__"}, {"sys", "exit"}};
+      {"posix", "system"},     {"os", "system"},        {"__builtin__", "eval"},       {"builtins", "exec"},
+      {"builtins", "getattr"}, {"subprocess", "Popen"}, {"os.path", "join"},           {"importlib", "import_module"},
+      {"pickle", "loads"},     {"io", "open"},          {"__builtin__", "__import__"}, {"sys", "exit"}};
   for (const auto& [module, name] : names) {
     const std::string global = "c" + module + "\n" + name + "\n";
     for (const std::string& opcodes : {global + "X\x01\0\0\0x\x85R"s, global, "]" + global + "a"}) {
@@ -323,7 +362,9 @@ TEST(ObjectHostile, NamesThatRunCodeAreRefused) {
 
 TEST(ObjectHostile, UnknownObjectsAreOpaque) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"ccollections\ndeque\n]K\x01" "a\x85R", "collections.deque"},
+      {"ccollections\ndeque\n]K\x01"
+       "a\x85R",
+       "collections.deque"},
       {"cmy.package\nPoint\n)\x81}X\x01\0\0\0xK\x01sb"s, "my.package.Point"},
       {"c__builtin__\nxrange\nK\0K\x05K\x01\x87R"s, "range"},
       {"ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R", "collections.defaultdict"},
@@ -346,9 +387,14 @@ TEST(ObjectHostile, UnknownObjectsAreOpaque) {
 
 TEST(ObjectHostile, Forms) {
   EXPECT_EQ(decode_object_item(item_of("cbuiltins\nbytes\n)R")).as_bytes(), Bytes());
-  EXPECT_EQ(decode_object_item(item_of("C\x02\xFF" "a")).as_bytes(), (Bytes{0xFF, 'a'}));
+  EXPECT_EQ(decode_object_item(item_of("C\x02\xFF"
+                                       "a"))
+                .as_bytes(),
+            (Bytes{0xFF, 'a'}));
   EXPECT_EQ(decode_object_item(item_of("}(K\x01K\x02K\x01K\x03u")).as_dict().at(std::int64_t{1}).as_int(), 3);
-  EXPECT_EQ(object_item_to_json(item_of("cbuiltins\nfrozenset\n](K\x0aK\x02" "e\x85R")).dump(),
+  EXPECT_EQ(object_item_to_json(item_of("cbuiltins\nfrozenset\n](K\x0aK\x02"
+                                        "e\x85R"))
+                .dump(),
             R"({"t":"frozenset","v":[{"t":"int","v":"10"},{"t":"int","v":"2"}]})");
   EXPECT_EQ(object_item_to_json(item_of("X\x03\0\0\0\xED\xA0\x80"s)).dump(),
             R"({"t":"str","utf8_surrogatepass_hex":"eda080"})");
@@ -383,7 +429,9 @@ TEST(ObjectHostile, Structures) {
       {"self", kUnsupported, "nested", item_of(self)},
       {"laughs", kUnsupported, "memory", item_of("(" + laughs() + "t")},
       {"huge memo", kCorruptData, "memo", item_of("]r\xFF\xFF\xFF\xFF")},
-      {"huge string", kCorruptData, "", item_of("X\xFF\xFF\xFF\xFF" "abc")},
+      {"huge string", kCorruptData, "",
+       item_of("X\xFF\xFF\xFF\xFF"
+               "abc")},
       {"bytes beyond latin-1", kCorruptData, "latin-1",
        item_of("c_codecs\nencode\nX\x03\0\0\0\xE2\x98\x83X\x06\0\0\0latin1\x86R"s)},
   };
@@ -414,8 +462,12 @@ TEST(ObjectHostile, TensorsInside) {
     return tensor_item([=](std::string& text) { replace(text, from, to); });
   };
   EXPECT_EQ(decode_object_item(tensor_item([](std::string&) {})).as_tuple()[0].as_tensor().numel(), 6);
-  const std::string key_zero = "X\x01\0\0\0" "0"s;
-  const std::string key_one = "X\x01\0\0\0" "1"s;
+  const std::string key_zero =
+      "X\x01\0\0\0"
+      "0"s;
+  const std::string key_one =
+      "X\x01\0\0\0"
+      "1"s;
   const std::string key_path = "X\x04\0\0\0../0"s;
   const std::vector<std::pair<const char*, Bytes>> cases = {
       {"key path", edited(key_zero, key_path)},

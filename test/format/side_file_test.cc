@@ -21,14 +21,15 @@ Metadata typed_metadata() {
   metadata.storage_meta = {"ckpt", "save-1", std::nullopt};
   metadata.planner_data.emplace();
   metadata.planner_data->insert("plain", {PathItem::dict_key("plain")});
-  metadata.planner_data->insert("a.-7.2.x",
-                                {PathItem::dict_key("a"), PathItem::dict_key(int_key(-7)), PathItem::list_index(2),
-                                 PathItem::dict_key("x")});
+  metadata.planner_data->insert("a.-7.2.x", {PathItem::dict_key("a"), PathItem::dict_key(int_key(-7)),
+                                             PathItem::list_index(2), PathItem::dict_key("x")});
   metadata.planner_data->insert("\xC3\xBC\"\n.1", {PathItem::dict_key("\xC3\xBC\"\n"), PathItem::dict_key(int_key(1))});
   return metadata;
 }
 
-SideFile decode(const std::string& text, const ParseLimits& limits = {}) { return decode_side_file(as_bytes(text), limits); }
+SideFile decode(const std::string& text, const ParseLimits& limits = {}) {
+  return decode_side_file(as_bytes(text), limits);
+}
 
 TEST(SideFile, TypedPathsSurviveASave) {
   const Metadata saved = typed_metadata();
@@ -85,8 +86,8 @@ TEST(SideFile, LoneSurrogatesAreLeftOut) {
 }
 
 TEST(SideFile, UnknownFieldsAreIgnored) {
-  const SideFile side_file =
-      decode(R"({"later": [{"x": [1, 2]}], "format_version": 1, "save_id": "s", "typed_paths": {"a.1": ["a", {"int_key": 1}]}})");
+  const SideFile side_file = decode(
+      R"({"later": [{"x": [1, 2]}], "format_version": 1, "save_id": "s", "typed_paths": {"a.1": ["a", {"int_key": 1}]}})");
   EXPECT_EQ(side_file.save_id, "s");
   EXPECT_EQ(*side_file.typed_paths.find("a.1"), (Path{PathItem::dict_key("a"), PathItem::dict_key(int_key(1))}));
   EXPECT_TRUE(decode(R"({"format_version": 1, "save_id": ""})").typed_paths.empty());
@@ -118,15 +119,16 @@ TEST(SideFile, Refusals) {
       {R"({"format_version": 1, "save_id": "s", "typed_paths": {"k": [null]}})", kCorruptData, "'k'"},
       {R"({"format_version": 1, "save_id": "s", "typed_paths": {"k": [{}]}})", kCorruptData, "'k'"},
       {R"({"format_version": 1, "save_id": "s", "typed_paths": {"k": [{"int_key": "1"}]}})", kCorruptData, "'k'"},
-      {R"({"format_version": 1, "save_id": "s", "typed_paths": {"k": [{"int_key": 9223372036854775808}]}})", kCorruptData,
-       "'k'"},
+      {R"({"format_version": 1, "save_id": "s", "typed_paths": {"k": [{"int_key": 9223372036854775808}]}})",
+       kCorruptData, "'k'"},
   };
   for (const auto& [text, kind, message] : cases) {
     expect_error(kind, message, text.substr(0, 100), [&text] { decode(text); });
   }
   ParseLimits limits;
   limits.max_header_bytes = 10;
-  expect_error(kCorruptData, "more than 10", "size", [&] { decode(R"({"format_version": 1, "save_id": "s"})", limits); });
+  expect_error(kCorruptData, "more than 10", "size",
+               [&] { decode(R"({"format_version": 1, "save_id": "s"})", limits); });
 }
 
 TEST(SideFile, EveryTruncationIsRefused) {

@@ -215,10 +215,17 @@ TEST(NamesTest, AdaptiveLogSoftmaxAsFarAsLibTorchMakesIt) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+/// LibTorch takes a Sequential into another one only with a forward that is no template.
+struct InnerImpl : nn::SequentialImpl {
+  using SequentialImpl::SequentialImpl;
+  at::Tensor forward(at::Tensor x) { return SequentialImpl::forward(x); }
+};
+TORCH_MODULE(Inner);
+
 struct NetOfO31 : nn::Module {
   NetOfO31() {
     net = register_module("net", nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 2, 3)), nn::BatchNorm2d(2),
-                                                nn::Sequential(nn::ReLU(), nn::Linear(8, 2))));
+                                                Inner(nn::ReLU(), nn::Linear(8, 2))));
     table = register_buffer("table", torch::arange(3.0));
     cache = register_buffer("cache", torch::arange(4.0));
     undefined = register_buffer("undefined", at::Tensor());

@@ -36,10 +36,27 @@ TEST(FileLayout, OnlyNamesThatASaveMakesAreTakenForItsFiles) {
                            "__3.metadata", "__3.metadata.tmp", ".torch_dcp-x.json", ".torch_dcp-x.json.tmp"}) {
     EXPECT_TRUE(file_layout::is_checkpoint_file(name)) << name;
   }
-  for (const char* name : {"", ".tmp", "metadata", "model.pt", "__0.distcp", "__a_0.distcp", "__0_.distcp", "_0_0.distcp",
-                           "__0_0.distcp.bak", "__0_0-mine.distcp", "__0_0-0123abcde.distcp", "__0_0-0123abc.distcp",
-                           "__0_0-0123ABCD.distcp", "my__0_0.distcp", "__x.metadata", "__.metadata", "a.metadata",
-                           "notes.json", ".torch_dcp", "__-1.metadata", ".metadata.bak"}) {
+  for (const char* name : {"",
+                           ".tmp",
+                           "metadata",
+                           "model.pt",
+                           "__0.distcp",
+                           "__a_0.distcp",
+                           "__0_.distcp",
+                           "_0_0.distcp",
+                           "__0_0.distcp.bak",
+                           "__0_0-mine.distcp",
+                           "__0_0-0123abcde.distcp",
+                           "__0_0-0123abc.distcp",
+                           "__0_0-0123ABCD.distcp",
+                           "my__0_0.distcp",
+                           "__x.metadata",
+                           "__.metadata",
+                           "a.metadata",
+                           "notes.json",
+                           ".torch_dcp",
+                           "__-1.metadata",
+                           ".metadata.bak"}) {
     EXPECT_FALSE(file_layout::is_checkpoint_file(name)) << name;
   }
 }
@@ -58,8 +75,7 @@ TEST(FileLayout, OneBinKeepsTheOrderOfThePlanBehindObjects) {
 
 TEST(FileLayout, SeveralBinsAreFilledAsPyTorchFillsThem) {
   // Objects 0, 3, 6 round robin; tensors largest first, each to the lightest bin.
-  EXPECT_EQ(file_layout::split_into_bins(plan_of({-1, 5, 7, -1, 1, 7, -1, 4}), 2),
-            (Bins{{0, 6, 2, 1}, {3, 5, 7, 4}}));
+  EXPECT_EQ(file_layout::split_into_bins(plan_of({-1, 5, 7, -1, 1, 7, -1, 4}), 2), (Bins{{0, 6, 2, 1}, {3, 5, 7, 4}}));
   EXPECT_EQ(file_layout::split_into_bins(plan_of({1}), 3), (Bins{{0}, {}, {}}));
   EXPECT_EQ(file_layout::split_into_bins(plan_of({}), 2), (Bins{{}, {}}));
   expect_error(ErrorKind::kInvalidArgument, "at least one file", [] { file_layout::split_into_bins(SavePlan(), 0); });

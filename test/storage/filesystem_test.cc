@@ -11,9 +11,9 @@
 #include "test/support/expect_error.h"
 #include "test/support/fault_injecting_file_system.h"
 #include "torch_dcp/plan/default_save_planner.h"
+#include "torch_dcp/state_dict/stateful.h"
 #include "torch_dcp/storage/filesystem_reader.h"
 #include "torch_dcp/storage/filesystem_writer.h"
-#include "torch_dcp/state_dict/stateful.h"
 #include "torch_dcp/storage/storage_factory.h"
 
 namespace dcp::test {
@@ -53,26 +53,16 @@ TEST_F(FileSystemTest, OrderOfAFreshSave) {
   const Metadata metadata = place_.save(a_, "p/q/c");
   const std::string side = "p/q/c/.torch_dcp-" + id_of(metadata) + ".json";
   EXPECT_EQ(changes(), (Strings{
-                           "create_directories p/q/c",
-                           "create p/q/c/__0_0.distcp",
-                           "append p/q/c/__0_0.distcp",
-                           "append p/q/c/__0_0.distcp",
-                           "sync p/q/c/__0_0.distcp",
-                           "close p/q/c/__0_0.distcp",
-                           "sync_directory p/q/c",
-                           "sync_directory p/q",
-                           "sync_directory p",
-                           "create " + side + ".tmp",
-                           "append " + side + ".tmp",
-                           "sync " + side + ".tmp",
-                           "close " + side + ".tmp",
-                           "rename " + side + ".tmp " + side,
-                           "sync_directory p/q/c",
-                           "create p/q/c/.metadata.tmp",
-                           "append p/q/c/.metadata.tmp",
-                           "sync p/q/c/.metadata.tmp",
-                           "close p/q/c/.metadata.tmp",
-                           "rename p/q/c/.metadata.tmp p/q/c/.metadata",
+                           "create_directories p/q/c",   "create p/q/c/__0_0.distcp",
+                           "append p/q/c/__0_0.distcp",  "append p/q/c/__0_0.distcp",
+                           "sync p/q/c/__0_0.distcp",    "close p/q/c/__0_0.distcp",
+                           "sync_directory p/q/c",       "sync_directory p/q",
+                           "sync_directory p",           "create " + side + ".tmp",
+                           "append " + side + ".tmp",    "sync " + side + ".tmp",
+                           "close " + side + ".tmp",     "rename " + side + ".tmp " + side,
+                           "sync_directory p/q/c",       "create p/q/c/.metadata.tmp",
+                           "append p/q/c/.metadata.tmp", "sync p/q/c/.metadata.tmp",
+                           "close p/q/c/.metadata.tmp",  "rename p/q/c/.metadata.tmp p/q/c/.metadata",
                            "sync_directory p/q/c",
                        }));
   expect_loads(a_, "p/q/c");
@@ -88,8 +78,8 @@ TEST_F(FileSystemTest, ReplacingRemovesTheOldFilesLast) {
   EXPECT_EQ(Strings(commit + 1, all.end()),
             (Strings{"sync_directory c", "remove c/.torch_dcp-" + id_of(old) + ".json", "remove c/__0_0.distcp"}));
   for (auto change = all.begin(); change != commit; ++change) EXPECT_FALSE(change->starts_with("remove")) << *change;
-  EXPECT_EQ(names_in(*files_, "c"), (Strings{".metadata", ".torch_dcp-" + id_of(metadata) + ".json",
-                                             "__0_0-" + tag_of(metadata) + ".distcp"}));
+  EXPECT_EQ(names_in(*files_, "c"),
+            (Strings{".metadata", ".torch_dcp-" + id_of(metadata) + ".json", "__0_0-" + tag_of(metadata) + ".distcp"}));
   expect_loads(b_);
 }
 
@@ -120,8 +110,7 @@ TEST_F(FileSystemTest, OverwriteOffLeavesEveryByte) {
   place_.save(a_, "c");
   const auto before = contents_of(*files_, "c");
   for (const OverwriteForm form : {OverwriteForm::kReplace, OverwriteForm::kRevokeFirst}) {
-    const std::string text =
-        error_of([&] { place_.save(b_, "c", {.overwrite = false, .overwrite_form = form}); });
+    const std::string text = error_of([&] { place_.save(b_, "c", {.overwrite = false, .overwrite_form = form}); });
     EXPECT_NE(text.find("overwriting is off"), std::string::npos) << text;
     EXPECT_EQ(contents_of(*files_, "c"), before);
   }
@@ -266,10 +255,10 @@ class CarelessWriter final : public FileSystemWriter {
 
 TEST_F(FileSystemTest, EveryPlannedItemMustHaveOneResult) {
   using Fault = CarelessWriter::Fault;
-  for (const auto& [fault, what] : std::vector<std::pair<Fault, std::string>>{
-           {Fault::kLosesOne, "planned but not written"},
-           {Fault::kDoublesOne, "was written twice"},
-           {Fault::kRenamesOne, "planned but not written"}}) {
+  for (const auto& [fault, what] :
+       std::vector<std::pair<Fault, std::string>>{{Fault::kLosesOne, "planned but not written"},
+                                                  {Fault::kDoublesOne, "was written twice"},
+                                                  {Fault::kRenamesOne, "planned but not written"}}) {
     CarelessWriter writer({.file_system = files_}, fault);
     const std::string text = error_of([&] { save(a_, writer); });
     EXPECT_NE(text.find(what), std::string::npos) << text;

@@ -14,14 +14,14 @@ namespace dcp {
 /// process alone.
 class StepGroup {
  public:
-  StepGroup(const GroupRef& group, std::shared_ptr<Communicator> communicator,
-            const CommunicatorOptions& options, bool use_collectives)
+  StepGroup(const GroupRef& group, std::shared_ptr<Communicator> communicator, const CommunicatorOptions& options,
+            bool use_collectives)
       : communicator_(std::move(communicator)), rank_(communicator_ ? communicator_->rank() : group.rank()) {
     if (!use_collectives) {
       communicator_ = std::make_shared<Communicator>(Communicator::single());
     } else if (!communicator_) {
-      communicator_ = std::make_shared<Communicator>(group ? Communicator::create(group.get(), options)
-                                                           : Communicator::single());
+      communicator_ =
+          std::make_shared<Communicator>(group ? Communicator::create(group.get(), options) : Communicator::single());
     }
   }
 

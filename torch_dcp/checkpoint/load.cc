@@ -39,7 +39,12 @@ class LoadRun {
  public:
   LoadRun(StateDict& state, StorageReader& reader, LoadPlanner& planner, Communicator& comm, bool use_collectives,
           int rank)
-      : state_(state), reader_(reader), planner_(planner), comm_(comm), use_collectives_(use_collectives), rank_(rank) {}
+      : state_(state),
+        reader_(reader),
+        planner_(planner),
+        comm_(comm),
+        use_collectives_(use_collectives),
+        rank_(rank) {}
 
   LoadReport run(bool wants_rollback) {
     // One rank decides which kind of checkpoint it is, so that all go the same way.

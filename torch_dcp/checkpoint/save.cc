@@ -19,8 +19,8 @@ namespace {
 /// One save, from the first step to the last.
 class SaveRun {
  public:
-  SaveRun(const StateDict& state, StorageWriter& writer, SavePlanner& planner, Communicator& comm,
-          bool use_collectives, int rank)
+  SaveRun(const StateDict& state, StorageWriter& writer, SavePlanner& planner, Communicator& comm, bool use_collectives,
+          int rank)
       : state_(state), writer_(writer), planner_(planner), comm_(comm) {
     planner_context_.rank = rank;
     planner_context_.world_size = comm.size();
@@ -38,9 +38,8 @@ class SaveRun {
       if (is_writer_set_up_ && is_known_before_commit(error)) writer_.abort();
       throw;
     }
-    Metadata committed = broadcast_step(comm_, "commit", [this] {
-      return writer_.finish(*std::move(metadata_), results_);
-    });
+    Metadata committed =
+        broadcast_step(comm_, "commit", [this] { return writer_.finish(*std::move(metadata_), results_); });
     writer_.committed();
     return committed;
   }
@@ -79,8 +78,8 @@ class SaveRun {
     auto [global_plans, metadata] = planner_.create_global_plan(std::move(plans));
     metadata_ = std::move(metadata);
     global_plans = writer_.prepare_global_plan(std::move(global_plans));
-    DCP_CHECK(global_plans.size() == rank_count, kInternal, "the global plan has ", global_plans.size(),
-              " parts for ", rank_count, " ranks");
+    DCP_CHECK(global_plans.size() == rank_count, kInternal, "the global plan has ", global_plans.size(), " parts for ",
+              rank_count, " ranks");
     return global_plans;
   }
 

@@ -34,7 +34,8 @@ struct SaveOptions {
 ///
 /// \param state  Not changed. Must not be changed by others until this returns.
 /// \returns The checkpoint's metadata, alike on every rank.
-/// \throws dcp::CheckpointError, alike on every rank: the ranks that failed, and why. A failure before the commit leaves
+/// \throws dcp::CheckpointError, alike on every rank: the ranks that failed, and why. A failure before the commit
+/// leaves
 ///         the earlier checkpoint.
 ///
 /// Collective: yes, all ranks of the group (but with `use_collectives` off). Thread safety: one call at a time for

@@ -52,9 +52,12 @@ void refuse_stateful(const Value& value, Path& path) {
     case ValueKind::kDict:
       for (const auto& [key, child] : value.as_dict()) visit(PathItem::dict_key(key), child);
       return;
-    case ValueKind::kList: return visit_all(value.as_list());
-    case ValueKind::kTuple: return visit_all(value.as_tuple());
-    default: return;
+    case ValueKind::kList:
+      return visit_all(value.as_list());
+    case ValueKind::kTuple:
+      return visit_all(value.as_tuple());
+    default:
+      return;
   }
 }
 

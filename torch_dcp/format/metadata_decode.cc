@@ -74,8 +74,7 @@ void check_unknown_field(Ref name, Ref value, const Place& place) {
 /// Whether the node is a new object of the class: nothing but a name and a state.
 bool is_object(Ref node, std::string_view module, std::string_view cls) {
   return node != nullptr && node->kind == NodeKind::kCall && node->is_new_object &&
-         node->callee->is_global(module, cls) && node->items.empty() && node->entries.empty() &&
-         node->appended.empty();
+         node->callee->is_global(module, cls) && node->items.empty() && node->entries.empty() && node->appended.empty();
 }
 
 /// Whether the node is `callee(argument)`; `argument` is set then.
@@ -231,23 +230,23 @@ TensorProperties read_properties(Ref node, const Place& place) {
 }
 
 Box read_chunk(Ref node, std::size_t ndim, const ParseLimits& limits, const Place& place) {
-  const auto [offsets, sizes] = read_object<2>(node, names::kModule, names::kChunkStorageMetadata,
-                                               {"offsets", "sizes"}, place);
+  const auto [offsets, sizes] =
+      read_object<2>(node, names::kModule, names::kChunkStorageMetadata, {"offsets", "sizes"}, place);
   Box box{read_sizes(offsets, limits, place.at("offsets of a chunk")),
           read_sizes(sizes, limits, place.at("sizes of a chunk"))};
   DCP_CHECK(box.offsets.size() == ndim && box.sizes.size() == ndim, kCorruptData, place, ": a chunk with ",
             box.offsets.size(), " offsets and ", box.sizes.size(), " sizes in a tensor of ", ndim, " dimensions");
   for (std::size_t dim = 0; dim < ndim; ++dim) {
-    DCP_CHECK(checked_add(box.offsets[dim], box.sizes[dim]), kCorruptData, place, ": the end of chunk ",
-              to_string(box), " overflows");
+    DCP_CHECK(checked_add(box.offsets[dim], box.sizes[dim]), kCorruptData, place, ": the end of chunk ", to_string(box),
+              " overflows");
   }
   DCP_CHECK(checked_numel(box.sizes), kCorruptData, place, ": the elements of chunk ", to_string(box), " overflow");
   return box;
 }
 
 TensorStorageMetadata read_tensor(Ref node, const ParseLimits& limits, const Place& place) {
-  const auto [properties, size, chunks] = read_object<3>(node, names::kModule, names::kTensorStorageMetadata,
-                                                         {"properties", "size", "chunks"}, place);
+  const auto [properties, size, chunks] =
+      read_object<3>(node, names::kModule, names::kTensorStorageMetadata, {"properties", "size", "chunks"}, place);
   TensorStorageMetadata tensor;
   tensor.properties = read_properties(properties, place.at("properties"));
   tensor.size = read_sizes(size, limits, place.at("size"));
@@ -335,8 +334,8 @@ bool is_plain_file_name(std::string_view name) {
 
 MetadataIndex read_index(Ref node, const ParseLimits& limits) {
   const Place place{"storage_data", {}, {}};
-  const auto [fqn, index, offset] = read_object<3>(node, names::kModule, names::kMetadataIndex,
-                                                   {"fqn", "index", "offset"}, place.at("a key"));
+  const auto [fqn, index, offset] =
+      read_object<3>(node, names::kModule, names::kMetadataIndex, {"fqn", "index", "offset"}, place.at("a key"));
   MetadataIndex result;
   const std::string_view key = read_text(fqn, place.at("fqn of a key"));
   const Place of_key{place.part, key, {}};
@@ -362,8 +361,8 @@ StorageInfo read_storage_info(Ref node, const Place& place) {
                      {"relative_path", "offset", "length", "transform_descriptors"}, place);
   StorageInfo info;
   info.relative_path = read_text(path, place.at("relative_path"));
-  DCP_CHECK(is_plain_file_name(info.relative_path), kCorruptData, place.at("relative_path"), ": '",
-            info.relative_path, "' is not the plain name of a data file");
+  DCP_CHECK(is_plain_file_name(info.relative_path), kCorruptData, place.at("relative_path"), ": '", info.relative_path,
+            "' is not the plain name of a data file");
   info.offset = read_count(offset, place.at("offset"));
   info.length = read_count(length, place.at("length"));
   DCP_CHECK(checked_add(info.offset, info.length), kCorruptData, place, ": offset ", info.offset, " + length ",
@@ -379,8 +378,8 @@ OrderedMap<MetadataIndex, StorageInfo, MetadataIndexHash> read_storage_data(Ref 
   for (const auto& [key, value] : node->entries) {
     MetadataIndex index = read_index(key, limits);
     StorageInfo info = read_storage_info(value, {place.part, index.fqn, {}});
-    DCP_CHECK(!storage.contains(index), kCorruptData, place, ": '", to_string(index), "' is there twice");
-    storage.insert(std::move(index), std::move(info));
+    const bool is_new = storage.insert(std::move(index), std::move(info));
+    DCP_CHECK(is_new, kCorruptData, place, ": '", to_string(read_index(key, limits)), "' is there twice");
   }
   return storage;
 }
@@ -415,8 +414,8 @@ std::optional<std::string> read_checkpoint_id(Ref node, const Place& place) {
 std::optional<StorageMeta> read_storage_meta(Ref node) {
   if (is_absent(node)) return std::nullopt;
   const Place place{"storage_meta", {}, {}};
-  const auto [checkpoint_id, save_id, load_id] = read_object<3>(node, names::kModule, names::kStorageMeta,
-                                                                {"checkpoint_id", "save_id", "load_id"}, place);
+  const auto [checkpoint_id, save_id, load_id] =
+      read_object<3>(node, names::kModule, names::kStorageMeta, {"checkpoint_id", "save_id", "load_id"}, place);
   StorageMeta meta;
   meta.checkpoint_id = read_checkpoint_id(checkpoint_id, place.at("checkpoint_id"));
   meta.save_id = read_optional_text(save_id, place.at("save_id"));

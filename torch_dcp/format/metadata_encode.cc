@@ -1,6 +1,12 @@
+#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <variant>
+#include <vector>
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/format/metadata_names_internal.h"
@@ -17,27 +23,95 @@ namespace names = metadata_names;
 constexpr std::size_t kBatch = 1000;
 constexpr int kProtocol = 4;  // every Python since 3.4 reads it
 
+/// The classes, functions and field names that occur in every item.
+enum class Name : std::uint8_t {
+  kTensorStorageMetadata,
+  kBytesStorageMetadata,
+  kChunkStorageMetadata,
+  kTensorProperties,
+  kMemoryFormat,
+  kMetadataIndex,
+  kStorageInfo,
+  kSize,
+  kPropertiesField,
+  kSizeField,
+  kChunksField,
+  kOffsetsField,
+  kSizesField,
+  kFqnField,
+  kIndexField,
+  kOffsetField,
+  kRelativePathField,
+  kLengthField,
+  kCount,
+};
+
+struct Spelling {
+  std::string_view module;  ///< empty for a field
+  std::string_view name;
+};
+
+constexpr std::array<Spelling, static_cast<std::size_t>(Name::kCount)> kSpellings = {{
+    {names::kModule, names::kTensorStorageMetadata},
+    {names::kModule, names::kBytesStorageMetadata},
+    {names::kModule, names::kChunkStorageMetadata},
+    {names::kModule, names::kTensorProperties},
+    {names::kModule, names::kMemoryFormat},
+    {names::kModule, names::kMetadataIndex},
+    {names::kFileSystemModule, names::kStorageInfo},
+    {"torch", "Size"},
+    {"", "properties"},
+    {"", "size"},
+    {"", "chunks"},
+    {"", "offsets"},
+    {"", "sizes"},
+    {"", "fqn"},
+    {"", "index"},
+    {"", "offset"},
+    {"", "relative_path"},
+    {"", "length"},
+}};
+
 class MetadataEncoder {
  public:
   Bytes run(const Metadata& metadata) &&;
 
  private:
-  /// Writes an object of `cls` up to the first of its fields.
-  void begin_object(std::string_view module, std::string_view cls);
+  /// Writes a name, the second time as a reference by its number: the writer's own table of texts holds every key
+  /// of the checkpoint, and looking names up in it would take most of the time.
+  void name(Name name);
+  void begin_new_object(std::string_view module, std::string_view cls);
+  void begin_new_object(Name cls);
+  /// Writes an object up to the first of its fields.
+  template <typename... Class>
+  void begin_object(Class... cls) {
+    begin_new_object(cls...);
+    writer_.empty_dict();
+    writer_.mark();
+  }
   void end_object();
+  void field(Name field) { name(field); }
   void field(std::string_view name) { writer_.text(name); }
 
   template <typename Entries, typename WriteEntry>
   void dict(const Entries& entries, WriteEntry write_entry);
 
+  /// Writes a key of the state dict where it is defined.
+  void new_key(const std::string& key);
+  /// Writes a key elsewhere, as a reference if it is defined.
+  void key(const std::string& key);
+  void index_keys();
   void storage_metadata(const StorageMetadata& stored);
   void tensor(const TensorStorageMetadata& tensor);
+  void layout();
   void properties(const TensorProperties& properties);
   void chunk(const Box& chunk);
   void chunks(const std::vector<Box>& chunks);
   void sizes(c10::IntArrayRef sizes);
-  void path(const Path& path);
+  /// \pre `of_key` was the last `key`.
+  void path(const std::string& of_key, const Path& path);
   void index(const MetadataIndex& index);
+  void relative_path(const std::string& path);
   void storage_info(const StorageInfo& info);
   void storage_meta(const StorageMeta& meta);
   void optional_text(const std::optional<std::string>& text);
@@ -48,14 +122,39 @@ class MetadataEncoder {
   }
 
   pickle::Writer writer_{kProtocol};
+  std::array<std::optional<std::uint32_t>, kSpellings.size()> numbers_;
+  std::optional<std::uint32_t> layout_number_;
+  std::vector<std::string_view> keys_;                               // of the state dict
+  std::vector<std::uint32_t> key_numbers_;                           // of `keys_`, in its order
+  std::size_t next_key_ = 0;                                         // where the next key is expected in `keys_`
+  std::optional<std::uint32_t> last_key_number_;                     // of the key that `key` wrote last
+  std::unordered_map<std::string_view, std::size_t> key_positions_;  // made when a key is not there
+  std::string last_path_;                                            // items of one file follow one another
+  std::uint32_t last_path_number_ = 0;
 };
 
-void MetadataEncoder::begin_object(std::string_view module, std::string_view cls) {
+void MetadataEncoder::name(Name name) {
+  auto& number = numbers_[static_cast<std::size_t>(name)];
+  if (number) return writer_.get(*number);
+  const Spelling& spelling = kSpellings[static_cast<std::size_t>(name)];
+  if (spelling.module.empty()) {
+    writer_.text(spelling.name);
+  } else {
+    writer_.global(spelling.module, spelling.name);
+  }
+  number = writer_.put();
+}
+
+void MetadataEncoder::begin_new_object(std::string_view module, std::string_view cls) {
   writer_.global(module, cls);
   writer_.empty_tuple();
   writer_.new_object();
-  writer_.empty_dict();
-  writer_.mark();
+}
+
+void MetadataEncoder::begin_new_object(Name cls) {
+  name(cls);
+  writer_.empty_tuple();
+  writer_.new_object();
 }
 
 void MetadataEncoder::end_object() {
@@ -86,7 +185,7 @@ void MetadataEncoder::end_tuple(std::size_t count) {
 }
 
 void MetadataEncoder::sizes(c10::IntArrayRef sizes) {
-  writer_.global("torch", "Size");
+  name(Name::kSize);
   mark_tuple(sizes.size());
   for (std::int64_t size : sizes) writer_.integer(size);
   end_tuple(sizes.size());
@@ -94,18 +193,22 @@ void MetadataEncoder::sizes(c10::IntArrayRef sizes) {
   writer_.reduce();
 }
 
-void MetadataEncoder::properties(const TensorProperties& properties) {
-  writer_.global(names::kModule, names::kTensorProperties);
-  writer_.empty_tuple();
-  writer_.new_object();
-  mark_tuple(5);
-  writer_.global("torch", dtype_name(properties.dtype));
+void MetadataEncoder::layout() {
+  if (layout_number_) return writer_.get(*layout_number_);
   writer_.global("torch.serialization", "_get_layout");
   writer_.text("torch.strided");
   writer_.tuple_of(1);
   writer_.reduce();
+  layout_number_ = writer_.put();
+}
+
+void MetadataEncoder::properties(const TensorProperties& properties) {
+  begin_new_object(Name::kTensorProperties);
+  mark_tuple(5);
+  writer_.global("torch", dtype_name(properties.dtype));
+  layout();
   writer_.boolean(properties.requires_grad);
-  writer_.global(names::kModule, names::kMemoryFormat);
+  name(Name::kMemoryFormat);
   writer_.integer(static_cast<std::int64_t>(properties.memory_format));
   writer_.tuple_of(1);
   writer_.reduce();
@@ -115,10 +218,10 @@ void MetadataEncoder::properties(const TensorProperties& properties) {
 }
 
 void MetadataEncoder::chunk(const Box& chunk) {
-  begin_object(names::kModule, names::kChunkStorageMetadata);
-  field("offsets");
+  begin_object(Name::kChunkStorageMetadata);
+  field(Name::kOffsetsField);
   sizes(chunk.offsets);
-  field("sizes");
+  field(Name::kSizesField);
   sizes(chunk.sizes);
   end_object();
 }
@@ -138,28 +241,56 @@ void MetadataEncoder::chunks(const std::vector<Box>& chunks) {
 }
 
 void MetadataEncoder::tensor(const TensorStorageMetadata& tensor) {
-  begin_object(names::kModule, names::kTensorStorageMetadata);
-  field("properties");
+  begin_object(Name::kTensorStorageMetadata);
+  field(Name::kPropertiesField);
   properties(tensor.properties);
-  field("size");
+  field(Name::kSizeField);
   sizes(tensor.size);
-  field("chunks");
+  field(Name::kChunksField);
   chunks(tensor.chunks);
   end_object();
 }
 
-void MetadataEncoder::storage_metadata(const StorageMetadata& stored) {
-  if (const auto* of_tensor = std::get_if<TensorStorageMetadata>(&stored)) return tensor(*of_tensor);
-  writer_.global(names::kModule, names::kBytesStorageMetadata);
-  writer_.empty_tuple();
-  writer_.new_object();
+void MetadataEncoder::new_key(const std::string& key) {
+  keys_.push_back(key);
+  key_numbers_.push_back(writer_.untracked_text(key));
 }
 
-void MetadataEncoder::path(const Path& path) {
+void MetadataEncoder::key(const std::string& key) {
+  // Nearly always the keys come in the same order again; looking each up would take most of the time.
+  if (next_key_ == keys_.size()) next_key_ = 0;
+  if (keys_.empty() || keys_[next_key_] != key) {
+    if (key_positions_.empty()) index_keys();
+    const auto found = key_positions_.find(key);
+    if (found == key_positions_.end()) {
+      last_key_number_.reset();
+      return writer_.text(key);
+    }
+    next_key_ = found->second;
+  }
+  last_key_number_ = key_numbers_[next_key_++];
+  writer_.get(*last_key_number_);
+}
+
+void MetadataEncoder::index_keys() {
+  key_positions_.reserve(keys_.size());
+  for (std::size_t i = 0; i < keys_.size(); ++i) key_positions_.emplace(keys_[i], i);
+}
+
+void MetadataEncoder::storage_metadata(const StorageMetadata& stored) {
+  if (const auto* of_tensor = std::get_if<TensorStorageMetadata>(&stored)) return tensor(*of_tensor);
+  begin_new_object(Name::kBytesStorageMetadata);
+}
+
+void MetadataEncoder::path(const std::string& of_key, const Path& path) {
   mark_tuple(path.size());
   for (const PathItem& item : path) {
     if (item.step == PathStep::kListIndex) {
       writer_.integer(item.index);
+    } else if (item.step == PathStep::kDictKey && item.key == of_key && last_key_number_) {
+      writer_.get(*last_key_number_);
+    } else if (item.step == PathStep::kDictKey) {
+      writer_.text(item.key);
     } else {
       writer_.text(to_string(item));
     }
@@ -168,29 +299,36 @@ void MetadataEncoder::path(const Path& path) {
 }
 
 void MetadataEncoder::index(const MetadataIndex& index) {
-  begin_object(names::kModule, names::kMetadataIndex);
-  field("fqn");
-  writer_.text(index.fqn);
-  field("index");
+  begin_object(Name::kMetadataIndex);
+  field(Name::kFqnField);
+  key(index.fqn);
+  field(Name::kIndexField);
   if (index.index) {
     writer_.integer(*index.index);
   } else {
     writer_.none();
   }
   if (index.offset) {
-    field("offset");
+    field(Name::kOffsetField);
     sizes(*index.offset);
   }
   end_object();
 }
 
+void MetadataEncoder::relative_path(const std::string& path) {
+  if (!last_path_.empty() && path == last_path_) return writer_.get(last_path_number_);
+  writer_.text(path);
+  last_path_ = path;
+  last_path_number_ = writer_.put();
+}
+
 void MetadataEncoder::storage_info(const StorageInfo& info) {
-  begin_object(names::kFileSystemModule, names::kStorageInfo);
-  field("relative_path");
-  writer_.text(info.relative_path);
-  field("offset");
+  begin_object(Name::kStorageInfo);
+  field(Name::kRelativePathField);
+  relative_path(info.relative_path);
+  field(Name::kOffsetField);
   writer_.integer(info.offset);
-  field("length");
+  field(Name::kLengthField);
   writer_.integer(info.length);
   if (!info.transform_descriptors.empty()) {
     field("transform_descriptors");
@@ -227,14 +365,14 @@ Bytes MetadataEncoder::run(const Metadata& metadata) && {
   begin_object(names::kModule, names::kMetadata);
   field("state_dict_metadata");
   dict(metadata.state_dict_metadata, [this](const auto& entry) {
-    writer_.text(entry.first);
+    new_key(entry.first);
     storage_metadata(entry.second);
   });
   field("planner_data");
   if (metadata.planner_data) {
     dict(*metadata.planner_data, [this](const auto& entry) {
-      writer_.text(entry.first);
-      path(entry.second);
+      key(entry.first);
+      path(entry.first, entry.second);
     });
   } else {
     writer_.none();

@@ -21,6 +21,10 @@ DCP_API Bytes encode_metadata(const Metadata& metadata);
 /// plain file names); whether chunks fill the tensors is for `plan/validate.h`, whether files are
 /// there for the storage reader.
 ///
+/// Fields that this library does not know are ignored if they hold nothing but plain values. Refused, though
+/// PyTorch takes them: bytes after the pickle, an item stored twice, a bool or a list for sizes, a path that is
+/// malformed or too long a list, and any file name that is not a plain one (a subfolder too).
+///
 /// \throws dcp::Error kCorruptData or kUnsupported, naming the key and field, or the byte offset.
 DCP_API Metadata decode_metadata(ByteSpan bytes, const ParseLimits& limits = {});
 

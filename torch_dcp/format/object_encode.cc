@@ -14,8 +14,8 @@
 namespace dcp {
 namespace {
 
-constexpr std::size_t kBatch = 1000;  ///< of Python's pickler
-constexpr int kProtocol = 2;          ///< torch.save's
+constexpr std::size_t kBatch = 1000;     ///< of Python's pickler
+constexpr int kProtocol = 2;             ///< torch.save's
 constexpr std::size_t kTensorDepth = 4;  ///< of the call that makes a tensor: call, arguments, persistent id, its tuple
 
 /// Writes the pickle of a value and collects its tensors.
@@ -59,8 +59,8 @@ void ObjectEncoder::value(const Value& value) { std::visit(*this, value.storage(
 void ObjectEncoder::enter(PathItem step) {
   static constexpr ParseLimits kLimits;
   path_.push_back(std::move(step));
-  DCP_CHECK(path_.size() + kTensorDepth <= kLimits.max_depth, kUnsupported, "object: it is nested deeper than ", kLimits.max_depth,
-            ", which could not be read back");
+  DCP_CHECK(path_.size() + kTensorDepth <= kLimits.max_depth, kUnsupported, "object: it is nested deeper than ",
+            kLimits.max_depth, ", which could not be read back");
 }
 
 void ObjectEncoder::element(std::size_t index, const Value& value) {
@@ -134,7 +134,8 @@ Bytes ObjectEncoder::finish() && {
   zip.add_format_members();
   for (std::size_t key = 0; key < storages_.size(); ++key) {
     const at::Tensor& stored = storages_[key];
-    zip.add("data/" + std::to_string(key), {static_cast<const std::uint8_t*>(stored.const_data_ptr()), stored.nbytes()});
+    zip.add("data/" + std::to_string(key),
+            {static_cast<const std::uint8_t*>(stored.const_data_ptr()), stored.nbytes()});
   }
   zip.add_closing_members();
   return zip.finish();

@@ -1,11 +1,10 @@
-#include "torch_dcp/format/object_forms_internal.h"
-
 #include <algorithm>
 #include <array>
 #include <unordered_set>
 #include <vector>
 
 #include "torch_dcp/base/error.h"
+#include "torch_dcp/format/object_forms_internal.h"
 #include "torch_dcp/format/tensor_pickle_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
@@ -19,15 +18,42 @@ constexpr std::string_view kBuiltins = "builtins";
 constexpr std::string_view kOldBuiltins = "__builtin__";
 
 /// Packages with nothing in them that a state dict has a use for, and with functions that run code.
-constexpr std::array<std::string_view, 32> kRefusedPackages = {
-    "_pickle", "_posixsubprocess", "asyncio",   "bdb",   "cPickle", "code",    "codeop",     "commands",
-    "ctypes",  "importlib",        "imp",       "marshal", "multiprocessing", "nt", "os",     "pdb",
-    "pickle",  "pip",              "pkgutil",   "posix", "profile", "pty",     "pydoc",      "runpy",
-    "shutil",  "signal",           "socket",    "subprocess", "sys", "timeit", "trace",      "webbrowser"};
+constexpr std::array<std::string_view, 32> kRefusedPackages = {"_pickle",
+                                                               "_posixsubprocess",
+                                                               "asyncio",
+                                                               "bdb",
+                                                               "cPickle",
+                                                               "code",
+                                                               "codeop",
+                                                               "commands",
+                                                               "ctypes",
+                                                               "importlib",
+                                                               "imp",
+                                                               "marshal",
+                                                               "multiprocessing",
+                                                               "nt",
+                                                               "os",
+                                                               "pdb",
+                                                               "pickle",
+                                                               "pip",
+                                                               "pkgutil",
+                                                               "posix",
+                                                               "profile",
+                                                               "pty",
+                                                               "pydoc",
+                                                               "runpy",
+                                                               "shutil",
+                                                               "signal",
+                                                               "socket",
+                                                               "subprocess",
+                                                               "sys",
+                                                               "timeit",
+                                                               "trace",
+                                                               "webbrowser"};
 
 constexpr std::array<std::string_view, 18> kRefusedBuiltins = {
-    "__import__", "apply", "breakpoint", "compile", "delattr", "dir",   "eval",   "exec",    "execfile",
-    "exit",       "file",  "getattr",    "globals", "input",   "locals", "open",  "setattr", "vars"};
+    "__import__", "apply", "breakpoint", "compile", "delattr", "dir",    "eval", "exec",    "execfile",
+    "exit",       "file",  "getattr",    "globals", "input",   "locals", "open", "setattr", "vars"};
 
 template <std::size_t N>
 bool is_one_of(std::string_view name, const std::array<std::string_view, N>& names) {
@@ -163,22 +189,37 @@ std::string TypeName::display() const { return module == kBuiltins ? std::string
 
 TypeName type_of(Ref node) {
   switch (node->kind) {
-    case NodeKind::kNone: return {kBuiltins, "NoneType"};
-    case NodeKind::kBool: return {kBuiltins, "bool"};
+    case NodeKind::kNone:
+      return {kBuiltins, "NoneType"};
+    case NodeKind::kBool:
+      return {kBuiltins, "bool"};
     case NodeKind::kInt:
-    case NodeKind::kBigInt: return {kBuiltins, "int"};
-    case NodeKind::kFloat: return {kBuiltins, "float"};
-    case NodeKind::kText: return {kBuiltins, "str"};
-    case NodeKind::kBytes: return {kBuiltins, "bytes"};
-    case NodeKind::kByteArray: return {kBuiltins, "bytearray"};
-    case NodeKind::kList: return {kBuiltins, "list"};
-    case NodeKind::kTuple: return {kBuiltins, "tuple"};
-    case NodeKind::kDict: return {kBuiltins, "dict"};
-    case NodeKind::kSet: return {kBuiltins, "set"};
-    case NodeKind::kFrozenSet: return {kBuiltins, "frozenset"};
-    case NodeKind::kGlobal: return type_of_global(node);
-    case NodeKind::kCall: return type_of_call(node);
-    case NodeKind::kPersistentId: return {"torch.storage", "TypedStorage"};
+    case NodeKind::kBigInt:
+      return {kBuiltins, "int"};
+    case NodeKind::kFloat:
+      return {kBuiltins, "float"};
+    case NodeKind::kText:
+      return {kBuiltins, "str"};
+    case NodeKind::kBytes:
+      return {kBuiltins, "bytes"};
+    case NodeKind::kByteArray:
+      return {kBuiltins, "bytearray"};
+    case NodeKind::kList:
+      return {kBuiltins, "list"};
+    case NodeKind::kTuple:
+      return {kBuiltins, "tuple"};
+    case NodeKind::kDict:
+      return {kBuiltins, "dict"};
+    case NodeKind::kSet:
+      return {kBuiltins, "set"};
+    case NodeKind::kFrozenSet:
+      return {kBuiltins, "frozenset"};
+    case NodeKind::kGlobal:
+      return type_of_global(node);
+    case NodeKind::kCall:
+      return type_of_call(node);
+    case NodeKind::kPersistentId:
+      return {"torch.storage", "TypedStorage"};
   }
   DCP_THROW(kInternal, "a node of kind ", static_cast<int>(node->kind));
 }

@@ -37,17 +37,26 @@ class ObjectDecoder {
 std::optional<Value> ObjectDecoder::value(Ref node) {
   reader_.budget().charge_value(node->text.size());
   switch (node->kind) {
-    case NodeKind::kNone: return Value(None());
-    case NodeKind::kBool: return Value(node->integer != 0);
-    case NodeKind::kInt: return Value(node->integer);
-    case NodeKind::kFloat: return Value(node->real);
-    case NodeKind::kText: return Value(std::string(node->text));
-    case NodeKind::kBytes: return Value(*object_forms::bytes_of(node));
-    case NodeKind::kCall: return call(node);
+    case NodeKind::kNone:
+      return Value(None());
+    case NodeKind::kBool:
+      return Value(node->integer != 0);
+    case NodeKind::kInt:
+      return Value(node->integer);
+    case NodeKind::kFloat:
+      return Value(node->real);
+    case NodeKind::kText:
+      return Value(std::string(node->text));
+    case NodeKind::kBytes:
+      return Value(*object_forms::bytes_of(node));
+    case NodeKind::kCall:
+      return call(node);
     case NodeKind::kList:
     case NodeKind::kTuple:
-    case NodeKind::kDict: return container(node);
-    default: return std::nullopt;
+    case NodeKind::kDict:
+      return container(node);
+    default:
+      return std::nullopt;
   }
 }
 

@@ -99,22 +99,38 @@ Json list_complex(const at::Tensor& tensor) {
 /// The elements as numbers; null for a dtype without a plain number form.
 Json list_elements(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case c10::ScalarType::Double: return list_values<double>(tensor, number);
-    case c10::ScalarType::Float: return list_reals<float>(tensor);
-    case c10::ScalarType::Half: return list_reals<c10::Half>(tensor);
-    case c10::ScalarType::BFloat16: return list_reals<c10::BFloat16>(tensor);
-    case c10::ScalarType::Char: return list_integers<std::int8_t>(tensor);
-    case c10::ScalarType::Short: return list_integers<std::int16_t>(tensor);
-    case c10::ScalarType::Int: return list_integers<std::int32_t>(tensor);
-    case c10::ScalarType::Long: return list_integers<std::int64_t>(tensor);
-    case c10::ScalarType::Byte: return list_integers<std::uint8_t>(tensor);
-    case c10::ScalarType::UInt16: return list_integers<std::uint16_t>(tensor);
-    case c10::ScalarType::UInt32: return list_integers<std::uint32_t>(tensor);
-    case c10::ScalarType::UInt64: return list_integers<std::uint64_t>(tensor);
-    case c10::ScalarType::Bool: return list_integers<bool>(tensor);
-    case c10::ScalarType::ComplexFloat: return list_complex<float>(tensor);
-    case c10::ScalarType::ComplexDouble: return list_complex<double>(tensor);
-    default: return nullptr;
+    case c10::ScalarType::Double:
+      return list_values<double>(tensor, number);
+    case c10::ScalarType::Float:
+      return list_reals<float>(tensor);
+    case c10::ScalarType::Half:
+      return list_reals<c10::Half>(tensor);
+    case c10::ScalarType::BFloat16:
+      return list_reals<c10::BFloat16>(tensor);
+    case c10::ScalarType::Char:
+      return list_integers<std::int8_t>(tensor);
+    case c10::ScalarType::Short:
+      return list_integers<std::int16_t>(tensor);
+    case c10::ScalarType::Int:
+      return list_integers<std::int32_t>(tensor);
+    case c10::ScalarType::Long:
+      return list_integers<std::int64_t>(tensor);
+    case c10::ScalarType::Byte:
+      return list_integers<std::uint8_t>(tensor);
+    case c10::ScalarType::UInt16:
+      return list_integers<std::uint16_t>(tensor);
+    case c10::ScalarType::UInt32:
+      return list_integers<std::uint32_t>(tensor);
+    case c10::ScalarType::UInt64:
+      return list_integers<std::uint64_t>(tensor);
+    case c10::ScalarType::Bool:
+      return list_integers<bool>(tensor);
+    case c10::ScalarType::ComplexFloat:
+      return list_complex<float>(tensor);
+    case c10::ScalarType::ComplexDouble:
+      return list_complex<double>(tensor);
+    default:
+      return nullptr;
   }
 }
 
@@ -195,22 +211,37 @@ Json ObjectDescriber::set(std::string_view type, const pickle::List<Ref>& items)
 
 Json ObjectDescriber::describe(Ref node) {
   switch (node->kind) {
-    case NodeKind::kNone: return typed("none");
-    case NodeKind::kBool: return typed("bool", node->integer != 0);
-    case NodeKind::kInt: return typed("int", std::to_string(node->integer));
-    case NodeKind::kBigInt: return typed("int", node->text);
-    case NodeKind::kFloat: return describe_float(node->real);
-    case NodeKind::kText: return describe_text(node->text);
-    case NodeKind::kBytes: return {{"t", "bytes"}, {"hex", hex_of(as_bytes(node->text))}};
-    case NodeKind::kByteArray: return {{"t", "bytearray"}, {"hex", hex_of(as_bytes(node->text))}};
-    case NodeKind::kList: return typed("list", sequence(node->items));
-    case NodeKind::kTuple: return typed("tuple", sequence(node->items));
-    case NodeKind::kDict: return typed("dict", pairs(node->entries));
-    case NodeKind::kSet: return set("set", node->items);
-    case NodeKind::kFrozenSet: return set("frozenset", node->items);
-    case NodeKind::kCall: return call(node);
+    case NodeKind::kNone:
+      return typed("none");
+    case NodeKind::kBool:
+      return typed("bool", node->integer != 0);
+    case NodeKind::kInt:
+      return typed("int", std::to_string(node->integer));
+    case NodeKind::kBigInt:
+      return typed("int", node->text);
+    case NodeKind::kFloat:
+      return describe_float(node->real);
+    case NodeKind::kText:
+      return describe_text(node->text);
+    case NodeKind::kBytes:
+      return {{"t", "bytes"}, {"hex", hex_of(as_bytes(node->text))}};
+    case NodeKind::kByteArray:
+      return {{"t", "bytearray"}, {"hex", hex_of(as_bytes(node->text))}};
+    case NodeKind::kList:
+      return typed("list", sequence(node->items));
+    case NodeKind::kTuple:
+      return typed("tuple", sequence(node->items));
+    case NodeKind::kDict:
+      return typed("dict", pairs(node->entries));
+    case NodeKind::kSet:
+      return set("set", node->items);
+    case NodeKind::kFrozenSet:
+      return set("frozenset", node->items);
+    case NodeKind::kCall:
+      return call(node);
     case NodeKind::kGlobal:
-    case NodeKind::kPersistentId: break;
+    case NodeKind::kPersistentId:
+      break;
   }
   const object_forms::TypeName type = object_forms::type_of(node);
   if (type.qualified() == "torch.dtype") return typed("dtype", node->text);

@@ -10,9 +10,11 @@ namespace dcp {
 
 /// Describes an object item as JSON with Python's types told apart: `{"t":"int","v":"123"}`,
 /// `{"t":"tuple","v":[...]}`, `{"t":"set",...}`; an object of unknown type is
-/// `{"t":"other","type":"module.name"}`. Made from the inert pickle; nothing is executed.
+/// `{"t":"other","type":"module.name"}`. Ints are texts, floats have their bits as `hex`, sets are
+/// sorted by their elements' texts, and tensors have `dtype`, `shape`, `hex` (little-endian, row-major) and, up to
+/// 4096 elements of a plain dtype, `values`. Made from the inert pickle; nothing is executed.
 ///
-/// \throws dcp::Error kCorruptData for a damaged item.
+/// \throws dcp::Error as `decode_object_item` does.
 DCP_API nlohmann::ordered_json object_item_to_json(ByteSpan item, const ParseLimits& limits = {});
 
 }  // namespace dcp

@@ -1,5 +1,3 @@
-#include "torch_dcp/format/object_reader_internal.h"
-
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 
 #include "torch_dcp/base/checked_math.h"
 #include "torch_dcp/format/object_forms_internal.h"
+#include "torch_dcp/format/object_reader_internal.h"
 #include "torch_dcp/pickle/reader.h"
 #include "torch_dcp/tensor/dtype.h"
 

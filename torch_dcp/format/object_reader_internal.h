@@ -34,7 +34,7 @@ class CopyBudget {
   void charge_value(std::size_t more_bytes = 0) { charge(kPerValue + more_bytes); }
 
  private:
-  static constexpr std::size_t kBase = 64u << 20;
+  static constexpr std::size_t kBase = 16u << 20;
   static constexpr std::size_t kPerPickleByte = 256;
   static constexpr std::size_t kPerItemByte = 4;
   static constexpr std::size_t kPerValue = 128;

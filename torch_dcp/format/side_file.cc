@@ -23,8 +23,7 @@ constexpr const char* kTypedPathsField = "typed_paths";
 constexpr const char* kIntKeyField = "int_key";
 
 bool has_int_key(const Path& path) {
-  return std::any_of(path.begin(), path.end(),
-                     [](const PathItem& item) { return item.step == PathStep::kDictIntKey; });
+  return std::any_of(path.begin(), path.end(), [](const PathItem& item) { return item.step == PathStep::kDictIntKey; });
 }
 
 /// Python's lone surrogates are 3 bytes that begin with ED and one from A0 on; JSON cannot hold them.
@@ -55,20 +54,26 @@ Json encode_path(const Path& path) {
   Json steps = Json::array();
   for (const PathItem& item : path) {
     switch (item.step) {
-      case PathStep::kDictKey: steps.push_back(item.key); break;
-      case PathStep::kListIndex: steps.push_back(item.index); break;
-      case PathStep::kDictIntKey: steps.push_back(Json::object({{kIntKeyField, item.index}})); break;
+      case PathStep::kDictKey:
+        steps.push_back(item.key);
+        break;
+      case PathStep::kListIndex:
+        steps.push_back(item.index);
+        break;
+      case PathStep::kDictIntKey:
+        steps.push_back(Json::object({{kIntKeyField, item.index}}));
+        break;
     }
   }
   return steps;
 }
 
 Json parse_json(ByteSpan bytes, const ParseLimits& limits) {
-  DCP_CHECK(bytes.size() <= limits.max_header_bytes, kCorruptData, "side file: ", bytes.size(),
-            " bytes, more than ", limits.max_header_bytes);
+  DCP_CHECK(bytes.size() <= limits.max_header_bytes, kCorruptData, "side file: ", bytes.size(), " bytes, more than ",
+            limits.max_header_bytes);
   const auto check_depth = [&limits](int depth, Json::parse_event_t, Json&) {
-    DCP_CHECK(std::cmp_less_equal(depth, limits.max_depth), kCorruptData,
-              "side file: its JSON is nested deeper than ", limits.max_depth);
+    DCP_CHECK(std::cmp_less_equal(depth, limits.max_depth), kCorruptData, "side file: its JSON is nested deeper than ",
+              limits.max_depth);
     return true;
   };
   try {

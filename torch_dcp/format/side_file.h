@@ -21,10 +21,12 @@ struct SideFile {
   OrderedMap<std::string, Path> typed_paths;
 };
 
-/// The typed paths of `metadata` as a side file.
+/// The typed paths of `metadata` as a side file. Left out are those with lone surrogates in a key, which
+/// JSON cannot hold: they are read as Python reads them.
 DCP_API SideFile make_side_file(const Metadata& metadata);
 
 /// Puts the side file's typed paths into the metadata's planner data, where both agree on the spelling.
+/// Does nothing if the metadata is of another save.
 DCP_API void apply_side_file(const SideFile& side_file, Metadata& metadata);
 
 /// JSON, bounded in size and depth when read.

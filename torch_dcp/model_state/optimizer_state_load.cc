@@ -24,6 +24,8 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
+constexpr const char* kHeading = "cannot set the state of the optimizer";
+
 /// Checks a stored state against an optimizer, and then applies it.
 class OptimizerLoad {
  public:
@@ -39,14 +41,14 @@ class OptimizerLoad {
                   ? read_flattened_state(given, live_names(), adapter_->option_names(), state_names(), faults_)
                   : read_nested_state(given, faults_);
     report_.unexpected = stored_.unexpected;
-    faults_.throw_if_any("cannot set the state of the optimizer",
-                         DCP_WHERE);  // what follows would only complain of what these leave out
+    // What follows would only complain of what these leave out.
+    faults_.throw_if_any(kHeading, DCP_WHERE);
     check_groups();
     for (std::size_t g = 0; g < live_.size(); ++g) {
       for (const OptimizerParameter* parameter : live_[g]) check_state(*parameter, *groups_[g].options);
     }
     find_unexpected();
-    faults_.throw_if_any("cannot set the state of the optimizer", DCP_WHERE);
+    faults_.throw_if_any(kHeading, DCP_WHERE);
   }
 
   LoadReport apply() {
@@ -134,12 +136,12 @@ class OptimizerLoad {
   std::vector<Listing> find_stored(const std::vector<const OptimizerParameter*>& group,
                                    const std::unordered_map<std::string, const StoredGroup*>& group_of) {
     std::vector<Listing> listings;
+    std::set<const StoredGroup*> seen;
     for (const OptimizerParameter* parameter : group) {
       const auto it = group_of.find(parameter->fqn);
       if (it == group_of.end()) {
         add_unlisted(*parameter);
-      } else if (std::none_of(listings.begin(), listings.end(),
-                              [&](const Listing& l) { return l.stored == it->second; })) {
+      } else if (seen.insert(it->second).second) {
         listings.push_back({it->second, parameter->fqn});
       }
     }

@@ -81,9 +81,12 @@ void Writer::real(double value) {
 void Writer::text(std::string_view value) {
   const auto found = texts_.find(value);
   if (found != texts_.end()) return get(found->second);
+  texts_.emplace(value, untracked_text(value));
+}
+
+std::uint32_t Writer::untracked_text(std::string_view value) {
   DCP_CHECK(is_utf8(value), kInvalidArgument, "pickle: a text that is not UTF-8, from its byte ", find_bad_utf8(value));
-  const std::uint32_t memo_number = new_text(value);
-  texts_.emplace(value, memo_number);
+  return new_text(value);
 }
 
 std::uint32_t Writer::new_text(std::string_view value) {

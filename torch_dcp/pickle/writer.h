@@ -43,6 +43,11 @@ class DCP_API Writer {
   /// \throws dcp::Error kInvalidArgument if `value` is not UTF-8 (surrogates in 3 bytes are), or
   ///         with protocol 2 has 4 GiB or more.
   void text(std::string_view value);
+  /// Writes a text anew and returns its number, for `get`. `text` will not refer to it: for callers that
+  /// know themselves where it comes again, as finding one of a million texts takes longer than writing it.
+  ///
+  /// \throws dcp::Error as `text` does.
+  std::uint32_t untracked_text(std::string_view value);
   /// Python `bytes`, memoized. In protocol 2 through `_codecs.encode`, as Python does.
   ///
   /// \throws dcp::Error kInvalidArgument with protocol 2 if its latin-1 text has 4 GiB or more as UTF-8.

@@ -69,11 +69,17 @@ class Selection {
 PlannedLeaves select_leaves(const Metadata& metadata, const std::set<std::string>& names) {
   Selection selection(names);
   PlannedLeaves leaves;
+  const auto add = [&](const std::string& key, const StorageMetadata& entry, const Path& path) {
+    if (selection.takes(key, path)) leaves.insert(key, {path, std::get_if<TensorStorageMetadata>(&entry)});
+  };
+  // The paths are in the order of the state dict that was saved; the entries' depends on who wrote what.
+  if (metadata.planner_data) {
+    for (const auto& [key, path] : *metadata.planner_data) {
+      if (const StorageMetadata* entry = metadata.state_dict_metadata.find(key)) add(key, *entry, path);
+    }
+  }
   for (const auto& [key, entry] : metadata.state_dict_metadata) {
-    const Path* path = metadata.planner_data ? metadata.planner_data->find(key) : nullptr;
-    Planned planned{path == nullptr ? Path{PathItem::dict_key(key)} : *path,
-                    std::get_if<TensorStorageMetadata>(&entry)};
-    if (selection.takes(key, planned.path)) leaves.insert(key, std::move(planned));
+    if (!metadata.planner_data || !metadata.planner_data->contains(key)) add(key, entry, {PathItem::dict_key(key)});
   }
   selection.check_all_used();
   return leaves;

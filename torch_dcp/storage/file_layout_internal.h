@@ -21,8 +21,8 @@ std::string rank_metadata_name(int rank);
 /// switches both.
 std::string side_file_name(std::string_view save_id);
 
-/// `__<rank>_<n>.distcp`, or `__<rank>_<n>-<tag>.distcp` where older files must stay untouched; a tag is the first eight
-/// digits of a save id.
+/// `__<rank>_<n>.distcp`, or `__<rank>_<n>-<tag>.distcp` where older files must stay untouched; a tag is the first
+/// eight digits of a save id.
 std::string data_file_name(int rank, std::size_t number, std::string_view tag);
 
 /// The rank whose metadata has this name, or nothing.

@@ -124,8 +124,9 @@ std::optional<Metadata> FileSystemReader::read_metadata() {
   DCP_CHECK(type != FileType::kNone, kNotFound, "incomplete checkpoint: ", path_, " does not exist");
   DCP_CHECK(type == FileType::kDirectory, kNotFound, "incomplete checkpoint: ", path_, " is not a directory");
   const std::vector<std::string> names = files_->list_directory(path_);
-  const bool has_rank_metadata = std::any_of(
-      names.begin(), names.end(), [](const std::string& name) { return file_layout::rank_of_metadata(name).has_value(); });
+  const bool has_rank_metadata = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return file_layout::rank_of_metadata(name).has_value();
+  });
   DCP_CHECK(has_rank_metadata, kNotFound, "incomplete checkpoint: ", path_, " has no ", kMetadataName);
   return std::nullopt;
 }
@@ -211,7 +212,8 @@ void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
   // By file and position, so that a disk reads forward.
   std::map<std::string, std::vector<const ReadItem*>> by_file;
   for (const ReadItem& item : plan.items) {
-    if (item.type == ReadItemType::kTensor) by_file[opened_->tensors.at(item.storage_index).info->relative_path].push_back(&item);
+    if (item.type == ReadItemType::kTensor)
+      by_file[opened_->tensors.at(item.storage_index).info->relative_path].push_back(&item);
   }
   std::vector<std::vector<const ReadItem*>> groups;
   for (auto& [name, items] : by_file) {
@@ -241,7 +243,8 @@ void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
   try {
     run_parallel(options_.thread_count, groups.size(), read_group);
   } catch (c10::Error& error) {
-    error.add_context(c10::str("destinations that have been changed already: ", changed.empty() ? "none" : join(changed)));
+    error.add_context(
+        c10::str("destinations that have been changed already: ", changed.empty() ? "none" : join(changed)));
     throw;
   }
 }

@@ -12,7 +12,7 @@
 namespace dcp {
 
 struct FileSystemReaderOptions {
-  std::size_t thread_count = 1;   ///< data files read at once by each rank
+  std::size_t thread_count = 1;  ///< data files read at once by each rank
   /// Checks the CRC-32 of every item that is read whole. (A slice of an item is read without the rest of it.)
   bool verify_checksums = true;
   ParseLimits limits = {};

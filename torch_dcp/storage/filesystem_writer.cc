@@ -49,8 +49,8 @@ void check_every_item_is_written(const Metadata& metadata) {
       ++expected;
     }
   }
-  DCP_CHECK(metadata.storage_data.size() == expected, kInternal, metadata.storage_data.size(),
-            " items were written, ", expected, " were planned");
+  DCP_CHECK(metadata.storage_data.size() == expected, kInternal, metadata.storage_data.size(), " items were written, ",
+            expected, " were planned");
 }
 
 }  // namespace
@@ -88,8 +88,8 @@ SavePlan FileSystemWriter::prepare_local_plan(SavePlan plan) {
               ": there is a checkpoint already, and overwriting is off");
   }
   // A loader looks for `.metadata` first, so a checkpoint of single ranks beside one would never be found.
-  DCP_CHECK(context_.use_collectives || files_->file_type(file(kMetadataName)) == FileType::kNone, kAlreadyExists, path_,
-            ": there is a checkpoint saved with collectives; one saved without them needs another directory");
+  DCP_CHECK(context_.use_collectives || files_->file_type(file(kMetadataName)) == FileType::kNone, kAlreadyExists,
+            path_, ": there is a checkpoint saved with collectives; one saved without them needs another directory");
   return plan;
 }
 
@@ -98,7 +98,8 @@ std::vector<std::string> FileSystemWriter::find_replaced() {
   const std::string mine = c10::str("__", context_.rank);
   for (std::string& name : files_->list_directory(path_)) {
     const bool is_mine = name.starts_with(mine + "_") || name.starts_with(mine + ".");
-    if (file_layout::is_checkpoint_file(name) && (context_.use_collectives || is_mine)) names.push_back(std::move(name));
+    if (file_layout::is_checkpoint_file(name) && (context_.use_collectives || is_mine))
+      names.push_back(std::move(name));
   }
   return names;
 }

@@ -132,8 +132,7 @@ void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, 
   if (item.is_plain_contiguous()) {
     const bool covers_storage = is_whole(item, lengths) && item.storage_offset == 0 &&
                                 destination.numel() * element_bytes(item.dtype) == item.data_bytes;
-    RegionReader reader(file, item_offset, item, verify_checksum && covers_storage && item.crc32 != 0,
-                        copy_bytes);
+    RegionReader reader(file, item_offset, item, verify_checksum && covers_storage && item.crc32 != 0, copy_bytes);
     reader.read(begin, lengths, destination);
     reader.finish();
     return;

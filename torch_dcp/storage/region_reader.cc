@@ -66,8 +66,7 @@ class RunWalker {
 
 /// Whether the bytes between a run and the next one are read along.
 bool reads_over(std::int64_t hole_bytes, std::int64_t run_bytes) {
-  return hole_bytes <= kMaxHoleBytes &&
-         (run_bytes < kLargeRunBytes || hole_bytes * kRunBytesPerHoleByte <= run_bytes);
+  return hole_bytes <= kMaxHoleBytes && (run_bytes < kLargeRunBytes || hole_bytes * kRunBytesPerHoleByte <= run_bytes);
 }
 
 void read_runs(const RandomAccessFile& file, const std::vector<Run>& runs, Bytes& scratch, std::uint8_t* out) {

@@ -12,7 +12,7 @@ namespace dcp {
 
 /// A region of a row-major array that lies in a file.
 struct FileRegion {
-  std::int64_t position = 0;       ///< of the array's first byte in the file
+  std::int64_t position = 0;  ///< of the array's first byte in the file
   std::int64_t element_bytes = 1;
   std::vector<std::int64_t> sizes;    ///< of the array, [ndim]
   std::vector<std::int64_t> begin;    ///< of the region, [ndim]

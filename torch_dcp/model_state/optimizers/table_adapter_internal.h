@@ -110,8 +110,7 @@ class TableAdapter : public OptimizerAdapter {
     for (const Option& option : options_) {
       known.insert(option.name);
       if (const Value* value = given.find(option.name)) {
-        if (auto fault = option.write(typed, *value))
-          result.faults.push_back({option.name, *std::move(fault)});
+        if (auto fault = option.write(typed, *value)) result.faults.push_back({option.name, *std::move(fault)});
       } else if (option.is_in_libtorch) {
         result.missing.push_back(option.name);
       }

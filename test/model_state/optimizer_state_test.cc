@@ -1,0 +1,840 @@
+// State of SGD, Adam and AdamW: its form, what asking and setting change and what not, names and groups.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "test/support/expect_error.h"
+#include "test/support/rank_runner.h"
+#include "torch_dcp/checkpoint/load.h"
+#include "torch_dcp/checkpoint/save.h"
+#include "torch_dcp/io/memory_file_system.h"
+#include "torch_dcp/model_state/model_state_dict.h"
+#include "torch_dcp/model_state/optimizer_adapter.h"
+#include "torch_dcp/model_state/optimizer_state_dict.h"
+#include "torch_dcp/state_dict/equal.h"
+#include "torch_dcp/storage/filesystem_reader.h"
+#include "torch_dcp/storage/filesystem_writer.h"
+#include "torch_dcp/tensor/device_mesh.h"
+
+namespace dcp {
+namespace {
+
+namespace nn = torch::nn;
+namespace optim = torch::optim;
+using test::expect_error;
+using OptimizerPtr = std::unique_ptr<optim::Optimizer>;
+using Parameters = std::vector<at::Tensor>;
+
+// --- models, optimizers, training ------------------------------------------------------------------------------------
+
+/// Linear layers under the given names, registered in the given order.
+struct Net : nn::Module {
+  explicit Net(const std::vector<std::string>& names = {"one", "two"}) {
+    for (const std::string& name : names) {
+      nn::Linear layer(nn::LinearOptions(5, 5).bias(true));
+      register_module(name, layer);
+    }
+    const torch::NoGradGuard no_grad;
+    for (const auto& item : named_parameters()) {
+      const double shift = static_cast<double>(item.key().front()) + static_cast<double>(item.key().back());
+      at::Tensor value = item.value();
+      value.copy_(torch::arange(value.numel()).add(shift).sin().mul(0.5).view(value.sizes()));
+    }
+  }
+
+  at::Tensor operator[](const std::string& name) const { return named_parameters()[name]; }
+};
+
+/// Gradients that depend on the weights, of the parameters in `names` (all if empty).
+void backward(const Net& net, const std::vector<std::string>& names = {}) {
+  for (const auto& item : net.named_parameters()) {
+    const bool is_used = names.empty() || std::find(names.begin(), names.end(), item.key()) != names.end();
+    if (!is_used || !item.value().requires_grad()) continue;
+    at::Tensor parameter = item.value();
+    const at::Tensor weight = torch::arange(parameter.numel()).add(0.3).cos().view(parameter.sizes());
+    parameter.mutable_grad() = at::Tensor();
+    parameter.pow(3).mul(weight).sum().backward();
+  }
+}
+
+void train(const Net& net, optim::Optimizer& optimizer, int steps, const std::vector<std::string>& names = {}) {
+  for (int i = 0; i < steps; ++i) {
+    backward(net, names);
+    optimizer.step();
+  }
+}
+
+struct Case {
+  std::string name;
+  std::function<OptimizerPtr(Parameters, double lr)> make;
+  bool has_state = true;
+};
+
+std::vector<Case> cases() {
+  return {
+      {"Adam", [](Parameters p, double lr) { return std::make_unique<optim::Adam>(p, optim::AdamOptions(lr)); }},
+      {"Adam, amsgrad and decay",
+       [](Parameters p, double lr) {
+         return std::make_unique<optim::Adam>(p, optim::AdamOptions(lr).amsgrad(true).weight_decay(0.1));
+       }},
+      {"AdamW",
+       [](Parameters p, double lr) {
+         return std::make_unique<optim::AdamW>(p, optim::AdamWOptions(lr).weight_decay(0.01));
+       }},
+      {"SGD",
+       [](Parameters p, double lr) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).weight_decay(0.1)); },
+       false},
+      {"SGD, momentum and dampening",
+       [](Parameters p, double lr) {
+         return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).momentum(0.9).dampening(0.4).weight_decay(0.1));
+       }},
+      {"SGD, Nesterov",
+       [](Parameters p, double lr) {
+         return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).momentum(0.9).nesterov(true));
+       }},
+  };
+}
+
+const OptimizerStateOptions& form(bool flatten) {
+  static const OptimizerStateOptions kNested = {}, kFlattened = {.flatten = true};
+  return flatten ? kFlattened : kNested;
+}
+
+// --- looking at what is there ----------------------------------------------------------------------------------------
+
+Value deep_copy(const Value& value) {
+  Value copy = value;
+  if (value.is_tensor()) copy = value.as_tensor().detach().clone();
+  if (value.is_dict()) {
+    for (auto& [key, inner] : copy.as_dict()) inner = deep_copy(inner);
+  }
+  if (value.is_list()) {
+    for (Value& inner : copy.as_list()) inner = deep_copy(inner);
+  }
+  return copy;
+}
+
+Dict deep_copy(const Dict& dict) { return deep_copy(Value(dict)).as_dict(); }
+
+/// All that an optimizer and its parameters hold, read past the functions under test.
+Dict everything(const Net& net, const optim::Optimizer& optimizer) {
+  const OptimizerAdapters adapters = built_in_optimizer_adapters();
+  const auto adapter =
+      *std::find_if(adapters.begin(), adapters.end(), [&](const auto& a) { return a->handles(optimizer); });
+  Dict all;
+  for (const auto& item : net.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    Dict entry = {{"value", parameter.detach()},
+                  {"grad", parameter.grad().defined() ? Value(parameter.grad()) : None()}};
+    const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
+    if (state != optimizer.state().end()) entry["state"] = adapter->read_state(*state->second);
+    all[item.key()] = std::move(entry);
+  }
+  List groups;
+  for (const auto& group : optimizer.param_groups()) groups.push_back(adapter->read_options(group.options()));
+  all["groups"] = std::move(groups);
+  return deep_copy(all);
+}
+
+/// Empty if they are the same.
+std::string difference(const Net& a, const optim::Optimizer& of_a, const Net& b, const optim::Optimizer& of_b) {
+  return first_difference(everything(a, of_a), everything(b, of_b));
+}
+
+void copy_weights(const Net& from, Net& to) { set_model_state_dict(to, get_model_state_dict(from)); }
+
+/// A checkpoint, and the ranks that save and load it together: this one alone without a communicator.
+struct Place {
+  std::shared_ptr<FileSystem> files = make_memory_file_system();
+  std::shared_ptr<Communicator> communicator = nullptr;
+
+  void save(const Dict& state) const {
+    FileSystemWriter writer("ckpt", {.file_system = files});
+    dcp::save(state, writer, {.communicator = communicator});
+  }
+
+  void load(Dict& state) const {
+    FileSystemReader reader("ckpt", {.file_system = files});
+    const LoadReport report = dcp::load(state, reader, {.communicator = communicator});
+    EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+  }
+};
+
+/// Runs `body` alone and on two ranks that have the same.
+void alone_and_on_two_ranks(const std::function<void(const Place&)>& body) {
+  body(Place());
+  const auto files = make_memory_file_system();
+  testing::run_ranks(
+      2, [&](testing::RankContext& ranks) { body({files, std::make_shared<Communicator>(ranks.communicator())}); });
+}
+
+/// Saves, loads into what another optimizer gives, and sets that.
+LoadReport pass_through_checkpoint(const Net& net, const optim::Optimizer& optimizer, const Net& other,
+                                   optim::Optimizer& of_other, bool flatten, const Place& place = {}) {
+  place.save({{"optim", get_optimizer_state_dict(net, optimizer, form(flatten))}});
+  Dict state = {{"optim", get_optimizer_state_dict(other, of_other, form(flatten))}};
+  place.load(state);
+  return set_optimizer_state_dict(other, of_other, state.at("optim").as_dict(), form(flatten));
+}
+
+/// The state as a checkpoint has it, read without an optimizer.
+Dict stored_form(const Dict& state) {
+  const Place place;
+  place.save({{"optim", state}});
+  FileSystemReader reader("ckpt", {.file_system = place.files});
+  return load_keys(reader).at("optim").as_dict();
+}
+
+std::vector<std::string> keys(const Dict& dict) {
+  std::vector<std::string> result;
+  for (const auto& [key, value] : dict) result.push_back(to_string(key));
+  return result;
+}
+
+// --- form ------------------------------------------------------------------------------------------------------------
+
+TEST(OptimizerFormTest, NestedHasPythonsOptionsInPythonsOrderAndTypes) {
+  const Net net({"one"});
+  optim::AdamW adamw(net.parameters(), optim::AdamWOptions(0.5).betas({0.8, 0.9}));
+  const Dict state = get_optimizer_state_dict(net, adamw);
+  const Dict expected = {{"lr", 0.5},
+                         {"betas", Tuple{0.8, 0.9}},
+                         {"eps", 1e-8},
+                         {"weight_decay", 0.01},
+                         {"amsgrad", false},
+                         {"maximize", false},
+                         {"foreach", None()},
+                         {"capturable", false},
+                         {"differentiable", false},
+                         {"fused", None()},
+                         {"decoupled_weight_decay", true},
+                         {"params", List{"one.weight", "one.bias"}}};
+  EXPECT_EQ(first_difference(state.at("param_groups"), List{expected}), "");
+  EXPECT_EQ(keys(state), (std::vector<std::string>{"state", "param_groups"}));
+  const Dict& weight = state.at("state").as_dict().at("one.weight").as_dict();
+  EXPECT_EQ(keys(weight), (std::vector<std::string>{"step", "exp_avg", "exp_avg_sq"}));
+  EXPECT_TRUE(bit_equal(weight.at("step"), torch::zeros({}, torch::kFloat)));
+
+  optim::SGD sgd(net.parameters(), optim::SGDOptions(0.25));
+  const Dict sgd_expected = {{"lr", 0.25},        {"momentum", 0.0},
+                             {"dampening", 0.0},  {"weight_decay", 0.0},
+                             {"nesterov", false}, {"maximize", false},
+                             {"foreach", None()}, {"differentiable", false},
+                             {"fused", None()},   {"params", List{"one.weight", "one.bias"}}};
+  EXPECT_EQ(first_difference(get_optimizer_state_dict(net, sgd),
+                             Dict{{"state", Dict()}, {"param_groups", List{sgd_expected}}}),
+            "");
+}
+
+TEST(OptimizerFormTest, FlattenedRepeatsOptionsForEachParameter) {
+  const Net net({"one"});
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.5));
+  const Dict state = get_optimizer_state_dict(net, adam, form(true));
+  EXPECT_EQ(state.size(), 2 * (3 + 11));
+  EXPECT_TRUE(state.at("state.one.bias.exp_avg").as_tensor().sizes() == c10::IntArrayRef({5}));
+  EXPECT_EQ(state.at("param_groups.one.weight.lr").as_double(), 0.5);
+  EXPECT_FALSE(state.contains("param_groups.one.weight.params"));
+}
+
+TEST(OptimizerFormTest, MomentsAreTheLiveTensors) {
+  const Net net({"one"});
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.5));
+  train(net, adam, 1);
+  const Dict state = get_optimizer_state_dict(net, adam, form(true));
+  const auto& typed =
+      static_cast<const optim::AdamParamState&>(*adam.state().at(net["one.weight"].unsafeGetTensorImpl()));
+  EXPECT_TRUE(state.at("state.one.weight.exp_avg").as_tensor().is_same(typed.exp_avg()));
+}
+
+TEST(OptimizerFormTest, StepBeyondWhatFloat32CountsExactly) {
+  const Net net({"one"});
+  for (const std::int64_t step : {std::int64_t{1} << 24, (std::int64_t{1} << 24) + 1}) {
+    optim::Adam adam(net.parameters(), optim::AdamOptions(0.5)), other(net.parameters(), optim::AdamOptions(0.5));
+    train(net, adam, 1);
+    auto& typed = static_cast<optim::AdamParamState&>(*adam.state().at(net["one.weight"].unsafeGetTensorImpl()));
+    typed.step(step);
+    const Dict state = stored_form(get_optimizer_state_dict(net, adam));
+    const at::Tensor stored = state.at("state").as_dict().at("one.weight").as_dict().at("step").as_tensor();
+    EXPECT_EQ(stored.scalar_type(), step > (1 << 24) ? at::kLong : at::kFloat);
+    set_optimizer_state_dict(net, other, state);
+    EXPECT_EQ(difference(net, other, net, adam), "");
+  }
+}
+
+// --- O21, O22 --------------------------------------------------------------------------------------------------------
+
+TEST(OptimizerStateTest, O21_AskingChangesNothing) {
+  for (const Case& c : cases()) {
+    for (const int moment : {1, 2, 3}) {  // before any gradient; with gradients and no step; after two steps
+      for (const bool flatten : {false, true}) {
+        SCOPED_TRACE(c10::str(c.name, ", moment ", moment, flatten ? ", flattened" : ", nested"));
+        const Net net, twin;
+        const OptimizerPtr optimizer = c.make(net.parameters(), 0.1), of_twin = c.make(twin.parameters(), 0.1);
+        if (moment == 2) backward(net), backward(twin);
+        if (moment == 3) train(net, *optimizer, 2), train(twin, *of_twin, 2);
+        const Dict before = everything(net, *optimizer);
+        get_optimizer_state_dict(net, *optimizer, form(flatten));
+        EXPECT_EQ(first_difference(everything(net, *optimizer), before), "");
+        train(net, *optimizer, 1);
+        train(twin, *of_twin, 1);
+        EXPECT_EQ(difference(net, *optimizer, twin, *of_twin), "");
+      }
+    }
+  }
+}
+
+TEST(OptimizerStateTest, O21_ACopyFromBeforeTheFirstStepStepsLikeTheTwin) {
+  for (const Case& c : cases()) {
+    for (const bool flatten : {false, true}) {
+      SCOPED_TRACE(c10::str(c.name, flatten ? ", flattened" : ", nested"));
+      const Net net, copy;
+      const OptimizerPtr optimizer = c.make(net.parameters(), 0.1), of_copy = c.make(copy.parameters(), 0.5);
+      backward(net);
+      backward(copy);
+      pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten);
+      optimizer->step();
+      of_copy->step();
+      EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "");
+      train(net, *optimizer, 1);
+      train(copy, *of_copy, 1);
+      EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "");
+    }
+  }
+}
+
+TEST(OptimizerStateTest, O21_SgdWithMomentumThatNeverSteppedTakesBackItsState) {
+  const Net net;
+  optim::SGD sgd(net.parameters(), optim::SGDOptions(0.1).momentum(0.9));
+  const Dict fresh = deep_copy(get_optimizer_state_dict(net, sgd));
+  const at::Tensor buffer = fresh.at("state").as_dict().at("one.bias").as_dict().at("momentum_buffer").as_tensor();
+  EXPECT_TRUE(torch::equal(buffer, torch::zeros(5)) && buffer.signbit().all().item<bool>());
+  train(net, sgd, 1);
+  EXPECT_EQ(sgd.state().size(), 4);
+  set_optimizer_state_dict(net, sgd, fresh);
+  EXPECT_TRUE(sgd.state().empty());
+}
+
+void expect_only_the_optimizer_is_set(const Case& c, bool flatten, const Place& place) {
+  SCOPED_TRACE(c10::str(c.name, flatten ? ", flattened" : ", nested"));
+  const Net net;
+  Net copy;
+  const OptimizerPtr optimizer = c.make(net.parameters(), 0.1), of_copy = c.make(copy.parameters(), 0.7);
+  train(net, *optimizer, 3);
+  copy_weights(net, copy);
+  backward(net);
+  backward(copy);
+  pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten, place);
+  EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "") << "weights and gradients stay, the rest is taken";
+  EXPECT_EQ(of_copy->state().empty(), !c.has_state);
+  train(net, *optimizer, 3);
+  train(copy, *of_copy, 3);
+  EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "");
+}
+
+TEST(OptimizerStateTest, O22_SettingChangesOnlyTheOptimizer) {
+  alone_and_on_two_ranks([](const Place& place) {
+    for (const Case& c : cases()) {
+      for (const bool flatten : {false, true}) expect_only_the_optimizer_is_set(c, flatten, place);
+    }
+  });
+}
+
+TEST(OptimizerStateTest, O22_TheGivenDictIsNotAliased) {
+  const Net net, other;
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.1)), of_other(other.parameters(), optim::AdamOptions(0.1));
+  train(net, adam, 2);
+  for (int time = 0; time < 2; ++time) {  // into no state, and into state
+    Dict given = deep_copy(get_optimizer_state_dict(net, adam));
+    set_optimizer_state_dict(other, of_other, given);
+    const Dict before = everything(other, of_other);
+    given.at("state").as_dict().at("one.weight").as_dict().at("exp_avg").as_tensor().fill_(9);
+    EXPECT_EQ(first_difference(everything(other, of_other), before), "");
+  }
+}
+
+TEST(OptimizerStateTest, O22_StateThatIsThereIsWrittenInPlace) {
+  const Net net;
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.1));
+  train(net, adam, 1);
+  auto& typed = static_cast<optim::AdamParamState&>(*adam.state().at(net["one.weight"].unsafeGetTensorImpl()));
+  auto& options = static_cast<optim::AdamOptions&>(adam.param_groups()[0].options());
+  const at::Tensor held = typed.exp_avg();
+  const Dict stored = deep_copy(get_optimizer_state_dict(net, adam));
+  train(net, adam, 1);
+  options.lr(5);
+  set_optimizer_state_dict(net, adam, stored);
+  EXPECT_TRUE(typed.exp_avg().is_same(held));
+  EXPECT_EQ(typed.step(), 1);
+  EXPECT_EQ(options.lr(), 0.1);
+  EXPECT_TRUE(bit_equal(held, stored.at("state").as_dict().at("one.weight").as_dict().at("exp_avg")));
+}
+
+// --- O23: groups -----------------------------------------------------------------------------------------------------
+
+optim::AdamWOptions odd_options() {
+  return optim::AdamWOptions(7).betas({0.1, 0.2}).eps(0.5).weight_decay(3).amsgrad(true);
+}
+
+OptimizerPtr with_groups(const std::vector<Parameters>& groups, const std::vector<optim::AdamWOptions>& options) {
+  std::vector<optim::OptimizerParamGroup> made;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    made.emplace_back(groups[i], std::make_unique<optim::AdamWOptions>(options[i]));
+  }
+  return std::make_unique<optim::AdamW>(made, odd_options());
+}
+
+/// G0 {one.weight, one.bias}, G1 {two.weight, two.bias}, G2 empty.
+OptimizerPtr saved_groups(const Net& net) {
+  OptimizerPtr optimizer = with_groups({{net["one.weight"], net["one.bias"]}, {net["two.weight"], net["two.bias"]}, {}},
+                                       {odd_options(), odd_options(), odd_options()});
+  const std::vector<optim::AdamWOptions> options = {optim::AdamWOptions(0.1),
+                                                    optim::AdamWOptions(0.2).weight_decay(0.3).betas({0.8, 0.9}),
+                                                    optim::AdamWOptions(0.4).eps(1e-3)};
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    optimizer->param_groups()[i].set_options(std::make_unique<optim::AdamWOptions>(options[i]));
+  }
+  return optimizer;
+}
+
+const optim::AdamWOptions& options_of(const optim::Optimizer& optimizer, std::size_t group) {
+  return static_cast<const optim::AdamWOptions&>(optimizer.param_groups()[group].options());
+}
+
+TEST(OptimizerStateTest, O23_GroupsAreMatchedByName) {
+  for (const bool flatten : {false, true}) {
+    SCOPED_TRACE(flatten ? "flattened" : "nested");
+    const Net net;
+    const OptimizerPtr optimizer = saved_groups(net);
+    train(net, *optimizer, 2);
+    Net other({"two", "one"});
+    copy_weights(net, other);
+    const OptimizerPtr of_other =
+        with_groups({{}, {other["two.bias"], other["two.weight"]}, {other["one.bias"], other["one.weight"]}},
+                    {odd_options(), odd_options(), odd_options()});
+    const Dict stored = stored_form(get_optimizer_state_dict(net, *optimizer, form(flatten)));
+    const LoadReport report = set_optimizer_state_dict(other, *of_other, stored, form(flatten));
+    EXPECT_TRUE(report.missing.empty() && report.unexpected.empty() && report.converted.empty());
+    EXPECT_TRUE(options_of(*of_other, 1) == options_of(*optimizer, 1));
+    EXPECT_TRUE(options_of(*of_other, 2) == options_of(*optimizer, 0));
+    // A flattened dict says nothing of empty groups: theirs stay.
+    EXPECT_TRUE(options_of(*of_other, 0) == (flatten ? odd_options() : options_of(*optimizer, 2)));
+    train(net, *optimizer, 3);
+    train(other, *of_other, 3);
+    const Dict expected = everything(net, *optimizer), actual = everything(other, *of_other);
+    for (const char* name : {"one.weight", "one.bias", "two.weight", "two.bias"}) {
+      EXPECT_EQ(first_difference(actual.at(name), expected.at(name)), "") << name;
+    }
+  }
+}
+
+TEST(OptimizerStateTest, O23_ThroughDestinationsOfAnotherOrder) {
+  const Net net;
+  const OptimizerPtr optimizer = saved_groups(net);
+  train(net, *optimizer, 2);
+  Net other({"two", "one"});
+  copy_weights(net, other);
+  const OptimizerPtr of_other =
+      with_groups({{other["two.bias"], other["two.weight"]}, {}, {other["one.bias"], other["one.weight"]}},
+                  {odd_options(), odd_options(), odd_options()});
+  for (auto& group : of_other->param_groups()) group.set_options(std::make_unique<optim::AdamWOptions>(9));
+  pass_through_checkpoint(net, *optimizer, other, *of_other, false);
+  train(net, *optimizer, 3);
+  train(other, *of_other, 3);
+  const Dict expected = everything(net, *optimizer), actual = everything(other, *of_other);
+  for (const char* name : {"one.weight", "one.bias", "two.weight", "two.bias"}) {
+    EXPECT_EQ(first_difference(actual.at(name), expected.at(name)), "") << name;
+  }
+  EXPECT_TRUE(options_of(*of_other, 1) == options_of(*optimizer, 2));
+}
+
+TEST(OptimizerStateTest, O23_AParameterThatNoStoredGroupLists) {
+  const Net net({"one"});
+  optim::AdamW adamw(net.parameters(), optim::AdamWOptions(0.1));
+  train(net, adamw, 1);
+  Net wide({"one", "two"});
+  for (const bool flatten : {false, true}) {
+    const Dict stored = get_optimizer_state_dict(net, adamw, form(flatten));
+    optim::AdamW of_wide(wide.parameters(), optim::AdamWOptions(0.5));
+    const Dict before = everything(wide, of_wide);
+    for (const char* name : {"'param_groups.two.weight': is missing", "'param_groups.two.bias': is missing",
+                             "'state.two.bias': is missing"}) {
+      expect_error(ErrorKind::kKey, name, [&] { set_optimizer_state_dict(wide, of_wide, stored, form(flatten)); });
+    }
+    EXPECT_EQ(first_difference(everything(wide, of_wide), before), "");
+  }
+}
+
+TEST(OptimizerStateTest, O23_OtherGroups) {
+  const Net net;
+  const OptimizerPtr optimizer = saved_groups(net);
+  train(net, *optimizer, 1);
+  for (const bool flatten : {false, true}) {
+    const Dict stored = get_optimizer_state_dict(net, *optimizer, form(flatten));
+    const OptimizerPtr finer =
+        with_groups({{net["one.weight"]}, {net["two.weight"], net["two.bias"]}, {net["one.bias"]}},
+                    {odd_options(), odd_options(), odd_options()});
+    set_optimizer_state_dict(net, *finer, stored, form(flatten));
+    EXPECT_TRUE(options_of(*finer, 0) == options_of(*optimizer, 0));
+    EXPECT_TRUE(options_of(*finer, 1) == options_of(*optimizer, 1));
+    EXPECT_TRUE(options_of(*finer, 2) == options_of(*optimizer, 0));
+
+    const OptimizerPtr coarser = with_groups({{net["one.weight"], net["two.bias"]}}, {odd_options()});
+    for (const char* text : {"two sets of options", "one.weight", "two.bias", "['lr']"}) {
+      expect_error(ErrorKind::kInvalidArgument, text,
+                   [&] { set_optimizer_state_dict(net, *coarser, stored, form(flatten)); });
+    }
+    EXPECT_TRUE(options_of(*coarser, 0) == odd_options());
+  }
+}
+
+TEST(OptimizerStateTest, O23_ValuesAsPythonMayHaveThem) {
+  const Net net({"one"});
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.5));
+  train(net, adam, 1);
+  Dict state = deep_copy(get_optimizer_state_dict(net, adam));
+  Dict& group = state.at("param_groups").as_list().at(0).as_dict();
+  group["lr"] = torch::full({}, 2, torch::kInt);
+  group["eps"] = torch::full({}, 0.25, torch::kBFloat16);
+  group["weight_decay"] = 3;
+  group["betas"] = List{0, torch::full({}, 0.5, torch::kDouble)};
+  group["foreach"] = true;
+  group["initial_lr"] = 0.5;
+  Dict& weight = state.at("state").as_dict().at("one.weight").as_dict();
+  weight["step"] = 4;
+  weight["odd"] = 1;
+  state.at("state").as_dict().at("one.bias").as_dict()["step"] = torch::full({}, 5.0, torch::kDouble);
+  state.at("state").as_dict()["gone.weight"] = Dict{{"step", 1}};
+  state["more"] = 1;
+  const LoadReport report = set_optimizer_state_dict(net, adam, state);
+  EXPECT_EQ(report.unexpected, (std::vector<std::string>{"more", "param_groups.0.initial_lr", "state.one.weight.odd",
+                                                         "state.gone.weight"}));
+  const auto& options = static_cast<const optim::AdamOptions&>(adam.param_groups()[0].options());
+  EXPECT_TRUE(options == optim::AdamOptions(2).betas({0, 0.5}).eps(0.25).weight_decay(3));
+  const auto step = [&](const char* name) {
+    return static_cast<const optim::AdamParamState&>(*adam.state().at(net[name].unsafeGetTensorImpl())).step();
+  };
+  EXPECT_EQ(step("one.weight"), 4);
+  EXPECT_EQ(step("one.bias"), 5);
+}
+
+TEST(OptimizerStateTest, AllFaultsAreNamedAndNothingChanges) {
+  const Net net;
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.5));
+  train(net, adam, 1);
+  Dict state = deep_copy(get_optimizer_state_dict(net, adam));
+  const Dict before = everything(net, adam);
+  Dict& group = state.at("param_groups").as_list().at(0).as_dict();
+  group["maximize"] = true;
+  group["decoupled_weight_decay"] = true;
+  group["lr"] = "fast";
+  group["betas"] = Tuple{0.5};
+  group.erase("eps");
+  Dict& moments = state.at("state").as_dict();
+  moments.at("one.weight").as_dict()["step"] = torch::ones(1);
+  moments.at("one.bias").as_dict()["step"] = -1;
+  moments.at("two.weight").as_dict()["exp_avg"] = torch::ones({5, 4});
+  moments.at("two.bias").as_dict()["exp_avg"] = torch::ones(5, torch::kDouble);
+  moments.at("two.bias").as_dict()["step"] = 0.5;
+  const std::vector<std::string> faults = {
+      "'param_groups.0.maximize': ",
+      "'param_groups.0.decoupled_weight_decay': ",
+      "'param_groups.0.lr': ",
+      "'param_groups.0.betas': ",
+      "'param_groups.0.eps': is missing",
+      "'state.one.weight.step': a number or a tensor without dimensions is needed, a tensor of shape [1] is given",
+      "'state.one.bias.step': -1 is no count",
+      "'state.two.weight.exp_avg': the given tensor has shape [5, 4], the current one [5, 5]",
+      "'state.two.bias.exp_avg': the given tensor is float64",
+      "'state.two.bias.step': 0.5 is no count"};
+  for (const std::string& fault : faults) {
+    expect_error(ErrorKind::kType, fault, [&] { set_optimizer_state_dict(net, adam, state); });
+  }
+  EXPECT_EQ(first_difference(everything(net, adam), before), "");
+}
+
+TEST(OptimizerStateTest, WhatLibTorchCannotDoIsUnsupported) {
+  const Net net({"one"});
+  optim::SGD sgd(net.parameters(), optim::SGDOptions(0.5));
+  optim::AdamW adamw(net.parameters(), optim::AdamWOptions(0.5));
+  Dict state = get_optimizer_state_dict(net, sgd, form(true));
+  state["param_groups.one.bias.maximize"] = true;
+  expect_error(ErrorKind::kUnsupported, "param_groups.one.bias.maximize",
+               [&] { set_optimizer_state_dict(net, sgd, state, form(true)); });
+  state = get_optimizer_state_dict(net, adamw);
+  state.at("param_groups").as_list().at(0).as_dict()["decoupled_weight_decay"] = false;
+  expect_error(ErrorKind::kUnsupported, "decoupled_weight_decay", [&] { set_optimizer_state_dict(net, adamw, state); });
+}
+
+TEST(OptimizerStateTest, TheOtherFormAndPlainPythonStatesAreRefused) {
+  const Net net({"one"});
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.5));
+  const Dict nested = get_optimizer_state_dict(net, adam), flat = get_optimizer_state_dict(net, adam, form(true));
+  expect_error(ErrorKind::kKey, "flattened form", [&] { set_optimizer_state_dict(net, adam, nested, form(true)); });
+  expect_error(ErrorKind::kKey, "nested form", [&] { set_optimizer_state_dict(net, adam, flat); });
+  Dict numbered = deep_copy(nested);
+  numbered.at("param_groups").as_list().at(0).as_dict()["params"] = List{0, 1};
+  expect_error(ErrorKind::kType, "param_groups.0.params", [&] { set_optimizer_state_dict(net, adam, numbered); });
+  Dict twice = deep_copy(nested);
+  twice.at("param_groups").as_list().push_back(twice.at("param_groups").as_list().at(0));
+  expect_error(ErrorKind::kKey, "'one.bias': is listed twice", [&] { set_optimizer_state_dict(net, adam, twice); });
+}
+
+// --- O24, O25 --------------------------------------------------------------------------------------------------------
+
+TEST(OptimizerStateTest, O24_a_FrozenAfterTraining) {
+  for (const bool flatten : {false, true}) {
+    const Net net;
+    Net copy;
+    optim::Adam adam(net.parameters(), optim::AdamOptions(0.1)), of_copy(copy.parameters(), optim::AdamOptions(0.9));
+    train(net, adam, 2);
+    const Dict trained = everything(net, adam);
+    copy_weights(net, copy);
+    // A frozen parameter without state is no destination, so the checkpoint is read as it is.
+    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) (*each)["one.weight"].set_requires_grad(false);
+    const Dict stored = stored_form(get_optimizer_state_dict(net, adam, form(flatten)));
+    set_optimizer_state_dict(copy, of_copy, stored, form(flatten));
+    const Dict loaded = everything(copy, of_copy);
+    EXPECT_EQ(
+        first_difference(loaded.at("one.weight").as_dict().at("state"), trained.at("one.weight").as_dict().at("state")),
+        "");
+    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) (*each)["one.weight"].set_requires_grad(true);
+    train(net, adam, 2);
+    train(copy, of_copy, 2);
+    EXPECT_EQ(difference(net, adam, copy, of_copy), "");
+  }
+}
+
+TEST(OptimizerStateTest, O24_b_FrozenFromTheStart) {
+  for (const bool flatten : {false, true}) {
+    const Net net;
+    Net copy;
+    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) (*each)["one.weight"].set_requires_grad(false);
+    optim::Adam adam(net.parameters(), optim::AdamOptions(0.1)), of_copy(copy.parameters(), optim::AdamOptions(0.9));
+    train(net, adam, 2);
+    const Dict state = get_optimizer_state_dict(net, adam);
+    EXPECT_FALSE(state.at("state").as_dict().contains("one.weight"));
+    EXPECT_EQ(state.at("param_groups").as_list().at(0).as_dict().at("params").as_list().size(), 4);
+    copy_weights(net, copy);
+    pass_through_checkpoint(net, adam, copy, of_copy, flatten);
+    train(net, adam, 2);
+    train(copy, of_copy, 2);
+    EXPECT_EQ(difference(net, adam, copy, of_copy), "");
+  }
+}
+
+TEST(OptimizerStateTest, O24_c_TrainableButNeverUsed) {
+  const std::vector<std::string> used = {"two.weight", "two.bias"};
+  for (const Case& c : cases()) {
+    for (const bool flatten : {false, true}) {
+      SCOPED_TRACE(c10::str(c.name, flatten ? ", flattened" : ", nested"));
+      const Net net;
+      Net copy;
+      const OptimizerPtr optimizer = c.make(net.parameters(), 0.1), of_copy = c.make(copy.parameters(), 0.7);
+      train(net, *optimizer, 2, used);
+      copy_weights(net, copy);
+      pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten);
+      train(net, *optimizer, 2);
+      train(copy, *of_copy, 2);
+      EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "");
+    }
+  }
+}
+
+TEST(OptimizerStateTest, O24_d_StateTakenOutOfTheDict) {
+  const Net net;
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.1));
+  train(net, adam, 2);
+  std::vector<std::string> texts;
+  for (const bool flatten : {false, true}) {
+    Dict state = deep_copy(get_optimizer_state_dict(net, adam, form(flatten)));
+    if (flatten) {
+      for (const char* name : {"step", "exp_avg", "exp_avg_sq"}) state.erase(std::string("state.one.bias.") + name);
+    } else {
+      state.at("state").as_dict().erase("one.bias");
+    }
+    Net copy;
+    optim::Adam of_copy(copy.parameters(), optim::AdamOptions(0.9));
+    train(copy, of_copy, 1);
+    const Dict before = everything(copy, of_copy);
+    try {
+      set_optimizer_state_dict(copy, of_copy, state, form(flatten));
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kKey);
+      texts.push_back(error.what_without_backtrace());
+    }
+    EXPECT_EQ(first_difference(everything(copy, of_copy), before), "");
+
+    OptimizerStateOptions lenient = form(flatten);
+    lenient.strict = false;
+    const LoadReport report = set_optimizer_state_dict(copy, of_copy, state, lenient);
+    EXPECT_EQ(report.missing, std::vector<std::string>{"state.one.bias"});
+    const Dict expected = everything(net, adam), actual = everything(copy, of_copy);
+    EXPECT_FALSE(actual.at("one.bias").as_dict().contains("state")) << "as never stepped";
+    for (const char* name : {"one.weight", "two.weight", "two.bias"}) {
+      EXPECT_EQ(first_difference(actual.at(name).as_dict().at("state"), expected.at(name).as_dict().at("state")), "");
+    }
+  }
+  ASSERT_EQ(texts.size(), 2);
+  EXPECT_NE(texts[0].find("one.bias"), std::string::npos) << texts[0];
+  EXPECT_EQ(texts[0], texts[1]);
+}
+
+TEST(OptimizerStateTest, O24_d_OneValueTakenOut) {
+  const Net net({"one"});
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.1));
+  Dict nested = get_optimizer_state_dict(net, adam), flat = get_optimizer_state_dict(net, adam, form(true));
+  nested.at("state").as_dict().at("one.bias").as_dict().erase("exp_avg_sq");
+  flat.erase("state.one.bias.exp_avg_sq");
+  const std::string text = "'state.one.bias.exp_avg_sq': is missing";
+  expect_error(ErrorKind::kKey, text, [&] { set_optimizer_state_dict(net, adam, nested); });
+  expect_error(ErrorKind::kKey, text, [&] { set_optimizer_state_dict(net, adam, flat, form(true)); });
+}
+
+struct Tied : nn::Module {
+  Tied() : layer(4, 4) {
+    register_module("a", layer);
+    register_module("b", layer);
+  }
+  nn::Linear layer;
+};
+
+void train(Tied& net, optim::Optimizer& optimizer, int steps) {
+  for (int i = 0; i < steps; ++i) {
+    optimizer.zero_grad();
+    net.layer->forward(torch::arange(8.0).view({2, 4}).sin()).pow(2).sum().backward();
+    optimizer.step();
+  }
+}
+
+void expect_tied_pair_continues(bool flatten, const Place& place) {
+  Tied net, copy;
+  optim::Adam adam(net.layer->parameters(), optim::AdamOptions(0.1));
+  optim::Adam of_copy(copy.layer->parameters(), optim::AdamOptions(0.5));
+  // All ranks have the same.
+  const at::Tensor weight = torch::arange(16.0).cos().view({4, 4}), bias = torch::arange(4.0).sin();
+  set_model_state_dict(*net.layer, {{"weight", weight}, {"bias", bias}});
+  train(net, adam, 2);
+  const Dict nested = get_optimizer_state_dict(net, adam);
+  EXPECT_EQ(keys(nested.at("state").as_dict()), (std::vector<std::string>{"a.weight", "a.bias"}));
+
+  place.save({{"model", get_model_state_dict(net)}, {"optim", get_optimizer_state_dict(net, adam, form(flatten))}});
+  Dict state = {{"model", get_model_state_dict(copy)},
+                {"optim", get_optimizer_state_dict(copy, of_copy, form(flatten))}};
+  place.load(state);
+  set_model_state_dict(copy, state.at("model").as_dict());
+  set_optimizer_state_dict(copy, of_copy, state.at("optim").as_dict(), form(flatten));
+  EXPECT_TRUE(copy.named_parameters()["a.weight"].is_same(copy.named_parameters()["b.weight"]));
+  train(net, adam, 2);
+  train(copy, of_copy, 2);
+  EXPECT_TRUE(bit_equal(get_model_state_dict(copy), get_model_state_dict(net)));
+  EXPECT_TRUE(bit_equal(get_optimizer_state_dict(copy, of_copy), get_optimizer_state_dict(net, adam)));
+}
+
+TEST(OptimizerStateTest, O25_OneTensorTwoNames) {
+  alone_and_on_two_ranks([](const Place& place) {
+    for (const bool flatten : {false, true}) expect_tied_pair_continues(flatten, place);
+  });
+}
+
+// --- lists of parameters, adapters -----------------------------------------------------------------------------------
+
+TEST(OptimizerParametersTest, PartsOfParametersGiveDTensors) {
+  const auto mesh = DeviceMesh::make({2}, 1);
+  const DTensorLayout layout = {mesh, {Placement::shard(0)}, {5, 3}};
+  std::vector<OptimizerParameter> parameters = {{"w", torch::ones({2, 3}).requires_grad_(), layout},
+                                                {"b", torch::ones(3).requires_grad_(), std::nullopt}};
+  optim::Adam adam({parameters[0].tensor, parameters[1].tensor}, optim::AdamOptions(0.1));
+  (parameters[0].tensor.pow(2).sum() + parameters[1].tensor.pow(2).sum()).backward();
+  adam.step();
+  const Dict state = get_optimizer_state_dict(parameters, adam);
+  const Dict& w = state.at("state").as_dict().at("w").as_dict();
+  const DTensor& moment = w.at("exp_avg").as_dtensor();
+  EXPECT_EQ(moment.global_sizes(), (Sizes{5, 3}));
+  const auto& typed =
+      static_cast<const optim::AdamParamState&>(*adam.state().at(parameters[0].tensor.unsafeGetTensorImpl()));
+  EXPECT_TRUE(moment.local().is_same(typed.exp_avg()));
+  EXPECT_TRUE(w.at("step").is_tensor());
+  EXPECT_TRUE(state.at("state").as_dict().at("b").as_dict().at("exp_avg").is_tensor());
+
+  optim::Adam other({parameters[0].tensor, parameters[1].tensor}, optim::AdamOptions(0.9));
+  set_optimizer_state_dict(parameters, other, state);
+  EXPECT_EQ(first_difference(get_optimizer_state_dict(parameters, other), state), "");
+
+  // Another part of the same shape, and another whole.
+  std::vector<OptimizerParameter> elsewhere = parameters;
+  elsewhere[0].layout->mesh = DeviceMesh::make({2, 1}, 1);
+  elsewhere[0].layout->placements.push_back(Placement::replicate());
+  expect_error(ErrorKind::kInvalidArgument, "spread otherwise",
+               [&] { set_optimizer_state_dict(elsewhere, other, state); });
+  elsewhere[0].layout = DTensorLayout{mesh, {Placement::shard(0)}, {4, 3}};
+  expect_error(ErrorKind::kShape, "[5, 3]", [&] { set_optimizer_state_dict(elsewhere, other, state); });
+  elsewhere[0].layout.reset();
+  expect_error(ErrorKind::kType, "DTensor", [&] { set_optimizer_state_dict(elsewhere, other, state); });
+}
+
+TEST(OptimizerParametersTest, EveryParameterOfTheOptimizerNeedsAName) {
+  const Net net({"one"}), other({"one"});
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.1));
+  expect_error(ErrorKind::kKey, "parameter 1, of shape [5]", [&] { get_optimizer_state_dict(other, adam); });
+  expect_error(ErrorKind::kKey, "parameter 0, of shape [5, 5]", [&] { get_optimizer_state_dict(other, adam); });
+  const std::vector<OptimizerParameter> same_name = {{"x", net["one.weight"], std::nullopt},
+                                                     {"x", net["one.bias"], std::nullopt}};
+  expect_error(ErrorKind::kKey, "'x': names two parameters", [&] { get_optimizer_state_dict(same_name, adam); });
+}
+
+class UnknownOptimizer : public optim::Optimizer {
+ public:
+  explicit UnknownOptimizer(Parameters parameters)
+      : Optimizer(std::move(parameters), std::make_unique<optim::SGDOptions>(0.1)) {}
+  at::Tensor step(LossClosure) override { return {}; }
+};
+
+/// The state of SGD, for an optimizer of one's own.
+class OwnAdapter : public OptimizerAdapter {
+ public:
+  bool handles(const optim::Optimizer& optimizer) const override {
+    return dynamic_cast<const UnknownOptimizer*>(&optimizer) != nullptr;
+  }
+  std::vector<std::string> option_names() const override { return sgd_->option_names(); }
+  Dict read_options(const optim::OptimizerOptions& options) const override { return sgd_->read_options(options); }
+  OptionsResult write_options(optim::OptimizerOptions& options, const Dict& given) const override {
+    return sgd_->write_options(options, given);
+  }
+  std::vector<StateField> state_fields(const optim::OptimizerOptions& options) const override {
+    return sgd_->state_fields(options);
+  }
+  Dict read_state(const optim::OptimizerParamState& state) const override { return sgd_->read_state(state); }
+  Dict initial_state(const at::Tensor& parameter, const optim::OptimizerOptions& options) const override {
+    return sgd_->initial_state(parameter, options);
+  }
+  std::unique_ptr<optim::OptimizerParamState> make_state() const override { return sgd_->make_state(); }
+  void write_state(optim::OptimizerParamState& state, const Dict& values) const override {
+    sgd_->write_state(state, values);
+  }
+
+ private:
+  std::shared_ptr<const OptimizerAdapter> sgd_ = built_in_optimizer_adapters().at(0);
+};
+
+TEST(OptimizerAdapterTest, UnknownOptimizersAreNamedUnlessAnAdapterIsGiven) {
+  const Net net({"one"});
+  UnknownOptimizer optimizer(net.parameters());
+  expect_error(ErrorKind::kType, "UnknownOptimizer", [&] { get_optimizer_state_dict(net, optimizer); });
+  expect_error(ErrorKind::kType, "UnknownOptimizer", [&] { set_optimizer_state_dict(net, optimizer, {}); });
+  const OptimizerStateOptions options = {.adapters = {std::make_shared<OwnAdapter>()}};
+  Dict state = get_optimizer_state_dict(net, optimizer, options);
+  state.at("param_groups").as_list().at(0).as_dict()["lr"] = 3;
+  set_optimizer_state_dict(net, optimizer, state, options);
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 3);
+}
+
+}  // namespace
+}  // namespace dcp
