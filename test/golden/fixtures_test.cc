@@ -76,7 +76,8 @@ void expect_same_entries(const Json& expected, const Json& actual) {
   for (const auto& [key, entry] : expected.items()) {
     ASSERT_TRUE(actual.contains(key)) << key;
     for (const auto& [field, value] : entry.items()) {
-      ASSERT_TRUE(actual[key].contains(field)) << key << ": no " << field << " in " << actual[key].dump().substr(0, 300);
+      ASSERT_TRUE(actual[key].contains(field))
+          << key << ": no " << field << " in " << actual[key].dump().substr(0, 300);
       EXPECT_EQ(value, actual[key][field]) << key << ": " << field;
     }
   }

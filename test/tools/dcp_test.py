@@ -99,8 +99,8 @@ class DcpTest(unittest.TestCase):
         data = os.path.join(copy, "__0_0.distcp")
         with open(data, "r+b") as file:
             file.truncate(os.path.getsize(data) - 16)
-        self.assert_bad(run("dump", "--json", copy), data, "key 'w'")
-        self.assert_bad(run("copy", copy, self.path("x"), "--ranks", "2"), data, "key 'w'")
+        self.assert_bad(run("dump", "--json", copy), data, "w at [0, 0]")
+        self.assert_bad(run("copy", copy, self.path("x"), "--ranks", "2"), data, "w at [0, 0]")
 
     def test_flipped_bit_is_found(self):
         copy = self.copy_of("threads2")

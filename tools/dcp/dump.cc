@@ -204,7 +204,8 @@ std::string list_checkpoint(const std::string& path) {
   for (const Part& part : read_parts(path, reader)) {
     if (part.rank >= 0) out << "rank " << part.rank << ":\n";
     std::size_t width = 3;
-    for (const auto& [fqn, entry] : part.metadata.state_dict_metadata) width = std::max(width, std::min<std::size_t>(fqn.size(), 60));
+    for (const auto& [fqn, entry] : part.metadata.state_dict_metadata)
+      width = std::max(width, std::min<std::size_t>(fqn.size(), 60));
     const auto row = [&](const std::string& key, const std::string& dtype, const std::string& shape,
                          const std::string& chunks, const std::string& bytes) {
       out << std::left << std::setw(static_cast<int>(width)) << key << "  " << std::setw(10) << dtype << "  "

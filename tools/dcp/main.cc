@@ -49,8 +49,9 @@ void print_dump(const nlohmann::ordered_json& dump) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Looks into PyTorch distributed checkpoints and copies them, without Python and without running anything "
-               "they contain."};
+  CLI::App app{
+      "Looks into PyTorch distributed checkpoints and copies them, without Python and without running anything "
+      "they contain."};
   app.require_subcommand(1);
   Arguments arguments;
 

@@ -34,10 +34,24 @@ Json number(double value) {
 /// Whether expected.json lists plain numbers for the dtype.
 bool has_plain_numbers(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kDouble: case at::kFloat: case at::kHalf: case at::kBFloat16: case at::kChar: case at::kShort: case at::kInt:
-    case at::kLong: case at::kByte: case at::kUInt16: case at::kUInt32: case at::kUInt64: case at::kBool:
-    case at::kComplexFloat: case at::kComplexDouble: return true;
-    default: return false;
+    case at::kDouble:
+    case at::kFloat:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+    case at::kBool:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -68,7 +82,8 @@ at::Tensor empty_tensor(const Sizes& sizes, at::ScalarType dtype) { return at::e
 void add_elements(Json& json, const at::Tensor& tensor) {
   const at::Tensor plain = tensor.contiguous();
   json["hex"] = hex_of(plain);
-  if (has_plain_numbers(plain.scalar_type()) && plain.numel() <= kMaxListed) json["values"] = values_of(plain.reshape(-1));
+  if (has_plain_numbers(plain.scalar_type()) && plain.numel() <= kMaxListed)
+    json["values"] = values_of(plain.reshape(-1));
 }
 
 }  // namespace dcp::tool

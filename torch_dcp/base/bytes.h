@@ -19,8 +19,6 @@ inline ByteSpan as_bytes(std::string_view text) {
 }
 
 /// Views `bytes` as characters, whatever they encode.
-inline std::string_view as_text(ByteSpan bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
+inline std::string_view as_text(ByteSpan bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 }  // namespace dcp

@@ -8,7 +8,8 @@ namespace dcp {
 namespace {
 
 std::string describe(const std::string& step, const std::vector<RankFailure>& failures) {
-  std::string text = c10::str("step '", step, "' failed on ", failures.size(), " rank", failures.size() == 1 ? "" : "s");
+  std::string text =
+      c10::str("step '", step, "' failed on ", failures.size(), " rank", failures.size() == 1 ? "" : "s");
   for (const RankFailure& failure : failures) {
     text += c10::str("\n  rank ", failure.rank, ": ", error_kind_name(failure.kind), ": ", failure.message);
   }
@@ -25,20 +26,34 @@ std::vector<RankFailure> sorted(std::vector<RankFailure> failures) {
 
 const char* error_kind_name(ErrorKind kind) noexcept {
   switch (kind) {
-    case ErrorKind::kInvalidArgument: return "InvalidArgument";
-    case ErrorKind::kType: return "Type";
-    case ErrorKind::kShape: return "Shape";
-    case ErrorKind::kKey: return "Key";
-    case ErrorKind::kState: return "State";
-    case ErrorKind::kNotFound: return "NotFound";
-    case ErrorKind::kAlreadyExists: return "AlreadyExists";
-    case ErrorKind::kCorruptData: return "CorruptData";
-    case ErrorKind::kUnsupported: return "Unsupported";
-    case ErrorKind::kIo: return "Io";
-    case ErrorKind::kComm: return "Comm";
-    case ErrorKind::kDeadline: return "Deadline";
-    case ErrorKind::kCancelled: return "Cancelled";
-    case ErrorKind::kInternal: return "Internal";
+    case ErrorKind::kInvalidArgument:
+      return "InvalidArgument";
+    case ErrorKind::kType:
+      return "Type";
+    case ErrorKind::kShape:
+      return "Shape";
+    case ErrorKind::kKey:
+      return "Key";
+    case ErrorKind::kState:
+      return "State";
+    case ErrorKind::kNotFound:
+      return "NotFound";
+    case ErrorKind::kAlreadyExists:
+      return "AlreadyExists";
+    case ErrorKind::kCorruptData:
+      return "CorruptData";
+    case ErrorKind::kUnsupported:
+      return "Unsupported";
+    case ErrorKind::kIo:
+      return "Io";
+    case ErrorKind::kComm:
+      return "Comm";
+    case ErrorKind::kDeadline:
+      return "Deadline";
+    case ErrorKind::kCancelled:
+      return "Cancelled";
+    case ErrorKind::kInternal:
+      return "Internal";
   }
   return "Unknown";
 }
@@ -50,12 +65,11 @@ Error::Error(ErrorKind kind, std::string message, std::string where)
 Error::~Error() = default;
 
 CheckpointError::CheckpointError(std::string step, std::vector<RankFailure> failures, std::string where)
-    : Error(failures.empty() ? ErrorKind::kInternal
-                             : std::min_element(failures.begin(), failures.end(),
-                                                [](const RankFailure& a, const RankFailure& b) {
-                                                  return a.rank < b.rank;
-                                                })
-                                   ->kind,
+    : Error(failures.empty()
+                ? ErrorKind::kInternal
+                : std::min_element(failures.begin(), failures.end(),
+                                   [](const RankFailure& a, const RankFailure& b) { return a.rank < b.rank; })
+                      ->kind,
             describe(step, sorted(failures)), std::move(where)),
       step_(std::move(step)),
       failures_(sorted(std::move(failures))) {}

@@ -100,9 +100,9 @@ DCP_API RankFailure current_failure(int rank);
 #define DCP_THROW(kind, ...) throw ::dcp::Error(::dcp::ErrorKind::kind, ::c10::str(__VA_ARGS__), DCP_WHERE)
 
 /// Throws as DCP_THROW does unless `condition` holds. Stays in release builds.
-#define DCP_CHECK(condition, kind, ...)               \
-  do {                                                \
-    if (C10_UNLIKELY(!(condition))) {                 \
-      DCP_THROW(kind, __VA_ARGS__);                   \
-    }                                                 \
+#define DCP_CHECK(condition, kind, ...) \
+  do {                                  \
+    if (C10_UNLIKELY(!(condition))) {   \
+      DCP_THROW(kind, __VA_ARGS__);     \
+    }                                   \
   } while (false)

@@ -8,10 +8,9 @@ namespace dcp::examples {
 namespace {
 
 constexpr const char* kDescription =
-    "Trains a character-level language model on several ranks and saves it with torch_dcp.\n"
-    "\n"
-    "Without --ranks, and not started by torchrun, mpirun or srun, it shows what checkpoints are for: it trains\n"
-    "without interruption, then again on 3 ranks of which one is killed, resumes on 2 ranks from the newest complete\n"
+    "Trains a character-level language model on several ranks and saves it with torch_dcp. "
+    "Without --ranks, and not started by torchrun, mpirun or srun, it shows what checkpoints are for: it trains "
+    "without interruption, then again on 3 ranks of which one is killed, resumes on 2 ranks from the newest complete "
     "checkpoint, and compares both runs bit for bit.";
 
 /// `bazel run` starts programs in a folder of its own and tells where the user was.

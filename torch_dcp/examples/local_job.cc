@@ -42,7 +42,9 @@ LocalJobResult run_local_job(const RunOptions& run, const LocalJobOptions& optio
   const auto on_report = [&](const StepReport& report) {
     result.losses[report.step] = report.loss;
     bar.update(static_cast<int>(report.step), report.loss);
-    if (report.step == options.kill_after_step) launcher.kill_rank(options.ranks - 1);
+    if (report.step != options.kill_after_step) return;
+    bar.finish();  // the others will have something to say
+    launcher.kill_rank(options.ranks - 1);
   };
   result.exits = launcher.wait(on_report, kGrace);
   return result;

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <iomanip>
 #include <ostream>
 #include <sstream>
@@ -24,8 +23,11 @@ ProgressBar::ProgressBar(std::ostream& out, bool is_terminal, std::string label,
       total_steps_(std::max(1, total_steps)),
       start_(std::chrono::steady_clock::now()) {}
 
-ProgressBar::~ProgressBar() {
+ProgressBar::~ProgressBar() { finish(); }
+
+void ProgressBar::finish() {
   if (has_open_line_) out_ << std::endl;
+  has_open_line_ = false;
 }
 
 void ProgressBar::update(int step, double loss) {

@@ -11,13 +11,16 @@ namespace dcp::examples {
 class ProgressBar {
  public:
   ProgressBar(std::ostream& out, bool is_terminal, std::string label, int total_steps);
-  /// Ends the line.
+  /// Finishes.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   /// \param step  Steps done, from 1; ascends. A run that was resumed begins with a later one.
   void update(int step, double loss);
+
+  /// Ends the line, so that others can write.
+  void finish();
 
  private:
   std::string line(int step, double loss) const;

@@ -11,6 +11,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <variant>
 
 #include "torch_dcp/examples/command_line.h"
 #include "torch_dcp/examples/compare_runs.h"
@@ -58,6 +60,8 @@ std::string default_text() {
   throw std::runtime_error("there is no licence in /usr/share/common-licenses to learn from: give a --text");
 }
 
+std::string count_of_ranks(int ranks) { return std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"); }
+
 int run_as_rank(const RunOptions& run, const LaunchEnvironment& environment) {
   if (run.folder.empty()) throw std::runtime_error("give all ranks one folder for the checkpoints: --dir");
   std::optional<ProgressLink> link = ProgressLink::inherited(process_variables());
@@ -65,14 +69,13 @@ int run_as_rank(const RunOptions& run, const LaunchEnvironment& environment) {
     run_rank(run, environment, [&](const StepReport& report) { link->report(report); });
     return 0;
   }
-  ProgressBar bar(std::cout, stdout_is_terminal(), std::to_string(environment.world_size) + " ranks",
-                  static_cast<int>(run.steps));
+  ProgressBar bar(std::cout, stdout_is_terminal(), count_of_ranks(environment.world_size), static_cast<int>(run.steps));
   run_rank(run, environment, [&](const StepReport& report) { bar.update(static_cast<int>(report.step), report.loss); });
   return 0;
 }
 
 int run_job(const RunOptions& run, int ranks) {
-  const LocalJobResult result = run_local_job(run, {ranks, std::to_string(ranks) + " ranks", {}}, std::cout);
+  const LocalJobResult result = run_local_job(run, {ranks, count_of_ranks(ranks), {}}, std::cout);
   if (!result.is_clean()) throw std::runtime_error("training failed: " + result.describe_failures());
   return 0;
 }

@@ -3,8 +3,10 @@
 #include <ATen/Parallel.h>
 #include <torch/utils.h>
 
+#include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "torch_dcp/examples/char_transformer.h"
 #include "torch_dcp/examples/gradient_sum.h"
@@ -106,7 +108,6 @@ void Trainer::restore(const StateDict& state) {
   set_model_state_dict(*model_, state.at("model").as_dict());
   optimizer_->restore(state.at("optim").as_dict());
   order_->restore(trainer.at("data").as_dict());
-  set_random_state(trainer.at("rng").as_tensor());
   losses_ = std::move(losses);
 }
 

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
+#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/base/ordered_map.h"
 #include "torch_dcp/plan/default_load_planner.h"
-#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/metadata.h"
 #include "torch_dcp/plan/plan.h"
 #include "torch_dcp/state_dict/flatten.h"

@@ -5,9 +5,9 @@
 #include <unordered_map>
 
 #include "torch_dcp/base/checked_math.h"
+#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/base/limits.h"
 #include "torch_dcp/plan/default_load_planner.h"
-#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/validate.h"
 #include "torch_dcp/tensor/dtype.h"
 
