@@ -130,7 +130,9 @@ TEST(Save, WithoutCollectivesRanksWriteAndReadTheirOwn) {
     again.use_collectives = false;
     place.save_with(state, "c", again);
     place.communicator->all_gather({});
-    if (ranks.rank() == 0) EXPECT_EQ(names_in(*files, "c").size(), 6u) << "the old files went";
+    if (ranks.rank() == 0) {
+      EXPECT_EQ(names_in(*files, "c").size(), 6u) << "the old files went";
+    }
     EXPECT_TRUE(is_complete("c", files));
   });
 }
@@ -156,7 +158,7 @@ TEST(Save, WithoutCollectivesAnotherWorldSizeFailsClearly) {
   EXPECT_NE(more.text().find("'w'"), std::string::npos) << more.text();
   StateDict whole = {{"w", pattern({8})}};
   const std::string text = error_of([&] { Place{files}.load(whole, "c"); });
-  EXPECT_NE(text.find("stored chunks hold 4 of the 8 elements"), std::string::npos) << text;
+  EXPECT_NE(text.find("saved without collectives on at least 2 ranks"), std::string::npos) << text;
   EXPECT_TRUE(is_pattern(whole.at("w").as_tensor()));
   expect_error(ErrorKind::kUnsupported, "saved without collectives", [&] { Place{files}.metadata("c"); });
 }

@@ -1,6 +1,7 @@
 // Ranks as processes, which can be killed and stopped, over a store whose server is a
 // process too.
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,6 +28,7 @@ using std::chrono::steady_clock;
 
 constexpr int kRanks = 3;
 constexpr milliseconds kDeadline{2000};
+constexpr seconds kLimit{30};  // of a test, and of the life of its children
 
 struct Pipe {
   Pipe() {
@@ -35,11 +37,18 @@ struct Pipe {
   void write(const std::string& text) const {
     if (::write(ends[1], text.data(), text.size()) != static_cast<ssize_t>(text.size())) std::abort();
   }
-  // Up to a newline, or to the end, which comes when all writers have ended.
+  // Up to a newline; what came, and a remark, if that takes longer than any child may live.
   std::string read_line() const {
+    const auto until = steady_clock::now() + kLimit;
     std::string line;
-    for (char c = 0; ::read(ends[0], &c, 1) == 1 && c != '\n';) line += c;
-    return line;
+    for (;;) {
+      const auto left = std::chrono::duration_cast<milliseconds>(until - steady_clock::now());
+      pollfd waited{ends[0], POLLIN, 0};
+      if (left.count() <= 0 || ::poll(&waited, 1, static_cast<int>(left.count())) != 1) return line + " (then nothing)";
+      char c = 0;
+      if (::read(ends[0], &c, 1) != 1 || c == '\n') return line;
+      line += c;
+    }
   }
 
   int ends[2] = {-1, -1};
@@ -60,7 +69,7 @@ class Child {
   // Forks before this process has any thread of its own.
   explicit Child(const std::function<void()>& body) : pid_(::fork()) {
     if (pid_ != 0) return;
-    ::alarm(60);  // whatever happens, no child outlives the test
+    ::alarm(kLimit.count());  // whatever happens, no child outlives the test
     body();
     ::_exit(0);
   }
@@ -114,7 +123,7 @@ class Job {
     server_ = std::make_unique<Child>([&] {
       auto store = connect(true, 0);
       for (const Pipe& port : ports_) port.write(std::to_string(store->getPort()) + "\n");
-      std::this_thread::sleep_for(seconds(60));
+      std::this_thread::sleep_for(kLimit);
     });
     for (int rank = 0; rank < kRanks; ++rank) {
       ranks_.push_back(std::make_unique<Child>([&, rank] {
@@ -147,7 +156,7 @@ TEST(Processes, KilledRankIsNamedByAllSurvivors) {
       const auto die = [&] {
         if (comm.rank() == victim) ::raise(SIGKILL);
       };
-      told.write(outcome_of(comm, "write", die, seconds(2)) + "\n");
+      told.write(outcome_of(comm, "write", die, seconds(4)) + "\n");
     });
     const std::string expected = "write: " + std::to_string(victim) + "=Comm";
     for (int rank = 0; rank < kRanks; ++rank) {

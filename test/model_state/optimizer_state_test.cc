@@ -19,6 +19,7 @@
 #include "torch_dcp/model_state/optimizer_adapter.h"
 #include "torch_dcp/model_state/optimizer_state_dict.h"
 #include "torch_dcp/state_dict/equal.h"
+#include "torch_dcp/state_dict/stateful.h"
 #include "torch_dcp/storage/filesystem_reader.h"
 #include "torch_dcp/storage/filesystem_writer.h"
 #include "torch_dcp/tensor/device_mesh.h"
@@ -741,6 +742,38 @@ void expect_tied_pair_continues(bool flatten, const Place& place) {
 TEST(OptimizerStateTest, O25_OneTensorTwoNames) {
   alone_and_on_two_ranks([](const Place& place) {
     for (const bool flatten : {false, true}) expect_tied_pair_continues(flatten, place);
+  });
+}
+
+/// A counter that saves itself.
+class Counter final : public Stateful {
+ public:
+  Dict state_dict() override { return {{"count", count}}; }
+  void load_state_dict(const Dict& state) override { count = state.at("count").as_int(); }
+  std::int64_t count = 0;
+};
+
+TEST(OptimizerStateTest, O20_ResumeTwiceWithAModule) {
+  alone_and_on_two_ranks([](const Place& place) {
+    std::vector<Dict> lives;  // what the module was at the end of each
+    for (const std::int64_t begin : {0, 1, 5}) {
+      const torch::nn::Linear module(2, 3);
+      const auto counter = std::make_shared<Counter>();
+      Dict state = {{"counter", counter}, {"model", get_model_state_dict(*module)}};
+      const void* address = module->weight.data_ptr();
+      if (begin > 0) {
+        place.load(state);
+        EXPECT_EQ(counter->count, begin);
+        EXPECT_EQ(first_difference(get_model_state_dict(*module), lives.back()), "");
+      }
+      EXPECT_EQ(state.at("counter").as_stateful(), counter) << "the user's object, not a copy";
+      EXPECT_EQ(module->weight.data_ptr(), address);
+      const torch::NoGradGuard no_grad;
+      counter->count = begin == 0 ? 1 : 5;
+      for (torch::Tensor& parameter : module->parameters()) parameter.fill_(static_cast<double>(10 * counter->count));
+      lives.push_back(deep_copy(get_model_state_dict(*module)));
+      place.save(state);  // the very same dict
+    }
   });
 }
 

@@ -122,9 +122,15 @@ class CrashRun {
       const std::string what = c10::str("world ", world_, ", stop after ", stop, " changes, ", how);
       const std::optional<int> generation = generation_in(files, what);
       found_.insert(generation);
-      if (is_saved) EXPECT_EQ(generation, 2) << what;
-      if (has_old_ && form_ == OverwriteForm::kReplace) EXPECT_TRUE(generation) << what;
-      if (!has_old_) EXPECT_NE(generation, 1) << what;
+      if (is_saved) {
+        EXPECT_EQ(generation, 2) << what;
+      }
+      if (has_old_ && form_ == OverwriteForm::kReplace) {
+        EXPECT_TRUE(generation) << what;
+      }
+      if (!has_old_) {
+        EXPECT_NE(generation, 1) << what;
+      }
       const Metadata metadata = Place{files}.save(whole_state(3), "c", {.overwrite_form = form_});
       EXPECT_EQ(generation_in(files, what), 3) << what;
       expect_no_other_files(*files, metadata, what);
@@ -209,7 +215,9 @@ class FaultRun {
         const std::vector<FileEvent> trace = files_->trace();
         const auto was_refused = [](const FileEvent& event) { return event.was_refused; };
         EXPECT_EQ(is_over, std::none_of(trace.begin(), trace.end(), was_refused)) << what;
-        if (is_over) EXPECT_EQ(first_difference(state, state_of(ranks, 1)), "") << what;
+        if (is_over) {
+          EXPECT_EQ(first_difference(state, state_of(ranks, 1)), "") << what;
+        }
         communicator->all_gather({});
         if (ranks.rank() == 0) files_->clear_faults();
         communicator->all_gather({});
@@ -261,7 +269,9 @@ class FaultRun {
       files_->clear_faults();
       const std::optional<int> generation = generation_in(files_, what);
       EXPECT_TRUE(generation == 1 || generation == 2) << what;
-      if (passed) EXPECT_EQ(generation, 2) << what;
+      if (passed) {
+        EXPECT_EQ(generation, 2) << what;
+      }
       // A removal after the commit that fails is no failure of the save.
       was_refused_ = was_refused;
     }

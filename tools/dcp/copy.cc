@@ -13,6 +13,7 @@
 #include "torch_dcp/checkpoint/by_checkpoint_id.h"
 #include "torch_dcp/plan/default_load_planner.h"
 #include "torch_dcp/plan/default_save_planner.h"
+#include "torch_dcp/plan/validate.h"
 
 namespace dcp::tool {
 namespace {
@@ -26,18 +27,30 @@ DTensor make_shard(const TensorStorageMetadata& tensor, const std::shared_ptr<co
 
 /// The destinations of one rank: a shard for each tensor and None for each object, nested as they were saved.
 StateDict make_destinations(const Metadata& metadata, const std::shared_ptr<const DeviceMesh>& mesh) {
+  // A list is no longer than the keys explain, but for the None that fill it up.
+  const auto max_list_index = static_cast<std::int64_t>(1000 + 64 * metadata.state_dict_metadata.size());
   StateDict state;
   for (const auto& [fqn, entry] : metadata.state_dict_metadata) {
     const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
     Value value = tensor ? Value(make_shard(*tensor, mesh)) : Value();
     const Path* path = metadata.planner_data ? metadata.planner_data->find(fqn) : nullptr;
     if (path) {
-      set_element(state, *path, std::move(value));
+      set_element(state, *path, std::move(value), max_list_index);
     } else {
       state.insert_or_assign(fqn, std::move(value));
     }
   }
   return state;
+}
+
+/// Before anything is allocated for them.
+void check_chunks(const std::string& source, const Metadata& metadata) {
+  for (const auto& [fqn, entry] : metadata.state_dict_metadata) {
+    const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
+    if (!tensor) continue;
+    const auto fault = find_chunk_fault(*tensor, true);
+    DCP_CHECK(!fault, kCorruptData, source, ": ", fqn, ": ", *fault);
+  }
 }
 
 void copy_on_rank(const std::string& source, const std::string& destination, const CopyOptions& options,
@@ -68,6 +81,7 @@ void copy_on_rank(const std::string& source, const std::string& destination, con
 void copy_checkpoint(const std::string& source, const std::string& destination, const CopyOptions& options) {
   DCP_CHECK(options.ranks > 0, kInvalidArgument, "a copy needs at least one rank");
   const Metadata metadata = read_metadata(source);
+  check_chunks(source, metadata);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(options.ranks));
   {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "torch_dcp/tensor/dtype.h"
@@ -78,6 +79,13 @@ Json values_of(const at::Tensor& flat) {
 }  // namespace
 
 at::Tensor empty_tensor(const Sizes& sizes, at::ScalarType dtype) { return at::empty(sizes, dtype); }
+
+at::Tensor zero_tensor(const Sizes& sizes, at::ScalarType dtype) {
+  // Not at::zeros, which not every dtype has a kernel for.
+  at::Tensor tensor = at::empty(sizes, dtype);
+  if (tensor.nbytes() > 0) std::memset(tensor.mutable_data_ptr(), 0, tensor.nbytes());
+  return tensor;
+}
 
 void add_elements(Json& json, const at::Tensor& tensor) {
   const at::Tensor plain = tensor.contiguous();

@@ -1,19 +1,25 @@
 #include "torch_dcp/checkpoint/by_checkpoint_id.h"
 
+#include <memory>
 #include <utility>
 
 #include "torch_dcp/base/error.h"
+#include "torch_dcp/checkpoint/open_internal.h"
 
 namespace dcp {
 
 Metadata save(const StateDict& state, const std::string& checkpoint_id, const SaveOptions& options,
               const FileSystemWriterOptions& storage) {
-  return save(state, *make_storage_writer(checkpoint_id, storage), options);
+  std::unique_ptr<StorageWriter> writer;
+  const auto open = [&]() -> StorageWriter& { return *(writer = make_storage_writer(checkpoint_id, storage)); };
+  return internal::save(state, open, options);
 }
 
 LoadReport load(StateDict& state, const std::string& checkpoint_id, const LoadOptions& options,
                 const FileSystemReaderOptions& storage) {
-  return load(state, *make_storage_reader(checkpoint_id, storage), options);
+  std::unique_ptr<StorageReader> reader;
+  const auto open = [&]() -> StorageReader& { return *(reader = make_storage_reader(checkpoint_id, storage)); };
+  return internal::load(state, open, options);
 }
 
 StateDict load_keys(const std::string& checkpoint_id, std::set<std::string> keys,

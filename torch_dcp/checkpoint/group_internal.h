@@ -37,7 +37,9 @@ class StepGroup {
       if (communicator_->size() > 1 || rank_ == 0) throw;
       std::vector<RankFailure> failures = error.failures();
       for (RankFailure& failure : failures) failure.rank = rank_;
-      throw CheckpointError(error.step(), std::move(failures), error.where());
+      CheckpointError renumbered(error.step(), std::move(failures), error.where());
+      for (const std::string& context : error.context()) renumbered.add_context(context);
+      throw renumbered;
     }
   }
 

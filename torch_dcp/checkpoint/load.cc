@@ -6,6 +6,7 @@
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/checkpoint/group_internal.h"
+#include "torch_dcp/checkpoint/open_internal.h"
 #include "torch_dcp/checkpoint/stateful_internal.h"
 #include "torch_dcp/comm/rank_step.h"
 #include "torch_dcp/plan/default_load_planner.h"
@@ -18,7 +19,7 @@ namespace {
 /// Copies of the destinations, to be put back if the load does not reach its end.
 class Rollback {
  public:
-  Rollback(const LoadPlan& plan, LoadPlanner& planner) {
+  Rollback(const LoadPlan& plan, LoadPlanner& planner, const StateDict& state) : state_(state) {
     for (const ReadItem& item : plan.items) {
       if (item.type != ReadItemType::kTensor) continue;
       const at::Tensor live = planner.resolve_tensor(item);
@@ -26,21 +27,23 @@ class Rollback {
     }
   }
 
-  void restore() const {
+  void restore(StateDict& state) const {
     for (const auto& [live, copy] : copies_) live.copy_(copy);
+    state = state_;
   }
 
  private:
+  StateDict state_;  // with the live tensors
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
 /// One load, from the first step to the last.
 class LoadRun {
  public:
-  LoadRun(StateDict& state, StorageReader& reader, LoadPlanner& planner, Communicator& comm, bool use_collectives,
-          int rank)
+  LoadRun(StateDict& state, const std::function<StorageReader&()>& open_reader, LoadPlanner& planner,
+          Communicator& comm, bool use_collectives, int rank)
       : state_(state),
-        reader_(reader),
+        open_reader_(open_reader),
         planner_(planner),
         comm_(comm),
         use_collectives_(use_collectives),
@@ -48,41 +51,64 @@ class LoadRun {
 
   LoadReport run(bool wants_rollback) {
     // One rank decides which kind of checkpoint it is, so that all go the same way.
-    metadata_ = broadcast_step(comm_, "metadata", [this] { return reader_.read_metadata(); });
+    metadata_ = broadcast_step(comm_, "metadata", [this] { return reader().read_metadata(); });
     plan();
     status_step(comm_, "check", [this] {
       plan_ = planner_.finish_plan(std::move(plan_));
-      reader_.check(plan_, planner_);
+      reader().check(plan_, planner_);
     });
     std::optional<Rollback> rollback;
-    if (wants_rollback) status_step(comm_, "copy", [&] { rollback.emplace(plan_, planner_); });
+    if (wants_rollback) status_step(comm_, "copy", [&] { rollback.emplace(plan_, planner_, state_); });
     try {
-      status_step(comm_, "read", [this] { reader_.read_data(plan_, planner_); });
+      status_step(comm_, "read", [this] { reader().read_data(plan_, planner_); });
     } catch (Error& error) {
-      if (rollback) {
-        rollback->restore();
-        error.add_context("all destinations have been put back");
-      } else {
-        // The failing ranks have listed theirs; the same words everywhere.
-        error.add_context(
-            "tensors of ranks that are not listed may have been changed; values that are no tensors have not");
-      }
+      // The failing ranks have listed theirs; the same words everywhere.
+      undo(rollback, error,
+           "tensors of ranks that are not listed may have been changed; values that are no tensors have not");
       throw;
     }
-    status_step(comm_, "apply", [this] {
-      planner_.commit_objects();
-      restore_stateful(state_, std::move(destinations_));
-    });
+    try {
+      status_step(comm_, "apply", [this] {
+        planner_.commit_objects();
+        restore_stateful(state_, std::move(destinations_));
+      });
+    } catch (Error& error) {
+      undo(rollback, error,
+           "all tensors have been loaded; plain values and Stateful objects have on ranks that are not listed, and on "
+           "those that are some may have");
+      throw;
+    }
     return planner_.report();
   }
 
  private:
+  /// Puts the destinations back, if there are copies, and adds to the error what is true now. (What a Stateful took
+  /// over itself stays.)
+  void undo(const std::optional<Rollback>& rollback, Error& error, const char* changed) {
+    if (!rollback) {
+      error.add_context(changed);
+      return;
+    }
+    try {
+      rollback->restore(state_);
+      error.add_context("all destinations have been put back");
+    } catch (const std::exception& failure) {
+      // The group's error goes on, with what this rank has to say.
+      error.add_context(c10::str(changed, "; this rank could not put its destinations back: ", failure.what()));
+    }
+  }
+
+  StorageReader& reader() {
+    if (!reader_) reader_ = &open_reader_();
+    return *reader_;
+  }
+
   void plan() {
     plan_ = reduce_scatter_step(
         comm_, "plan", [this] { return plan_locally(); },
         [this](std::vector<LoadPlan> plans) {
           const std::size_t rank_count = plans.size();
-          plans = reader_.prepare_global_plan(planner_.create_global_plan(std::move(plans)));
+          plans = reader().prepare_global_plan(planner_.create_global_plan(std::move(plans)));
           DCP_CHECK(plans.size() == rank_count, kInternal, "the global plan has ", plans.size(), " parts for ",
                     rank_count, " ranks");
           return plans;
@@ -90,7 +116,7 @@ class LoadRun {
   }
 
   LoadPlan plan_locally() {
-    if (!metadata_) metadata_ = reader_.read_rank_metadata(rank_);
+    if (!metadata_) metadata_ = reader().read_rank_metadata(rank_);
     destinations_ = replace_stateful(state_);
     LoadPlannerContext context;
     context.rank = rank_;
@@ -104,12 +130,13 @@ class LoadRun {
     storage_context.is_coordinator = context.is_coordinator;
     storage_context.use_collectives = use_collectives_;
     storage_context.throw_if_cancelled = [this] { comm_.throw_if_cancelled(); };
-    reader_.set_up(*metadata_, storage_context);
-    return reader_.prepare_local_plan(planner_.create_local_plan());
+    reader().set_up(*metadata_, storage_context);
+    return reader().prepare_local_plan(planner_.create_local_plan());
   }
 
   StateDict& state_;
-  StorageReader& reader_;
+  const std::function<StorageReader&()>& open_reader_;
+  StorageReader* reader_ = nullptr;  // once it has been opened
   LoadPlanner& planner_;
   Communicator& comm_;
   bool use_collectives_;
@@ -121,7 +148,9 @@ class LoadRun {
 
 }  // namespace
 
-LoadReport load(StateDict& state, StorageReader& reader, const LoadOptions& options) {
+namespace internal {
+
+LoadReport load(StateDict& state, const std::function<StorageReader&()>& open_reader, const LoadOptions& options) {
   const StepGroup group(options.process_group, options.communicator, options.communicator_options,
                         options.use_collectives);
   std::shared_ptr<LoadPlanner> planner = options.planner;
@@ -132,9 +161,15 @@ LoadReport load(StateDict& state, StorageReader& reader, const LoadOptions& opti
     planner = std::make_shared<DefaultLoadPlanner>(planner_options);
   }
   return group.with_rank([&] {
-    return LoadRun(state, reader, *planner, group.communicator(), options.use_collectives, group.rank())
+    return LoadRun(state, open_reader, *planner, group.communicator(), options.use_collectives, group.rank())
         .run(options.rollback);
   });
+}
+
+}  // namespace internal
+
+LoadReport load(StateDict& state, StorageReader& reader, const LoadOptions& options) {
+  return internal::load(state, [&]() -> StorageReader& { return reader; }, options);
 }
 
 StateDict load_keys(StorageReader& reader, std::set<std::string> keys) {

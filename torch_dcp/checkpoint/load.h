@@ -40,7 +40,8 @@ struct LoadOptions {
 ///
 /// \param state  The destinations. Keys that it lacks are not loaded, and reported as unexpected.
 /// \throws dcp::CheckpointError, alike on every rank. From the steps "metadata", "plan" and "check" nothing was
-///         changed; from "read" the message lists what was (see `rollback`).
+///         changed; from "read" and "apply" the message says what was (see `rollback`).
+/// \throws dcp::Error kInvalidArgument, kComm or kDeadline on this rank alone if no communicator can be made.
 ///
 /// Collective: yes, all ranks of the group (but with `use_collectives` off).
 /// Source: torch/distributed/checkpoint/state_dict_loader.py, load (2.14.1).

@@ -7,6 +7,7 @@
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/checkpoint/group_internal.h"
+#include "torch_dcp/checkpoint/open_internal.h"
 #include "torch_dcp/checkpoint/stateful_internal.h"
 #include "torch_dcp/comm/rank_step.h"
 #include "torch_dcp/plan/default_save_planner.h"
@@ -19,9 +20,9 @@ namespace {
 /// One save, from the first step to the last.
 class SaveRun {
  public:
-  SaveRun(const StateDict& state, StorageWriter& writer, SavePlanner& planner, Communicator& comm, bool use_collectives,
-          int rank)
-      : state_(state), writer_(writer), planner_(planner), comm_(comm) {
+  SaveRun(const StateDict& state, const std::function<StorageWriter&()>& open_writer, SavePlanner& planner,
+          Communicator& comm, bool use_collectives, int rank)
+      : state_(state), open_writer_(open_writer), planner_(planner), comm_(comm) {
     planner_context_.rank = rank;
     planner_context_.world_size = comm.size();
     planner_context_.is_coordinator = comm.is_coordinator();
@@ -35,12 +36,12 @@ class SaveRun {
     } catch (const CheckpointError& error) {
       // Where it is sure that no coordinator goes on to commit, nothing of this save may stay. Before `set_up` the
       // writer still has the files of its last save in mind.
-      if (is_writer_set_up_ && is_known_before_commit(error)) writer_.abort();
+      if (is_writer_set_up_ && is_known_before_commit(error)) writer_->abort();
       throw;
     }
     Metadata committed =
-        broadcast_step(comm_, "commit", [this] { return writer_.finish(*std::move(metadata_), results_); });
-    writer_.committed();
+        broadcast_step(comm_, "commit", [this] { return writer_->finish(*std::move(metadata_), results_); });
+    writer_->committed();
     return committed;
   }
 
@@ -66,18 +67,19 @@ class SaveRun {
     context.is_coordinator = planner_context_.is_coordinator;
     context.use_collectives = planner_context_.use_collectives;
     context.throw_if_cancelled = [this] { comm_.throw_if_cancelled(); };
-    writer_.set_up(context);
+    writer_ = &open_writer_();
+    writer_->set_up(context);
     is_writer_set_up_ = true;
-    planner_context_.storage_meta = writer_.storage_meta();
+    planner_context_.storage_meta = writer_->storage_meta();
     planner_.set_up(plain_state_, planner_context_);
-    return writer_.prepare_local_plan(planner_.create_local_plan());
+    return writer_->prepare_local_plan(planner_.create_local_plan());
   }
 
   std::vector<SavePlan> plan_globally(std::vector<SavePlan> plans) {
     const std::size_t rank_count = plans.size();
     auto [global_plans, metadata] = planner_.create_global_plan(std::move(plans));
     metadata_ = std::move(metadata);
-    global_plans = writer_.prepare_global_plan(std::move(global_plans));
+    global_plans = writer_->prepare_global_plan(std::move(global_plans));
     DCP_CHECK(global_plans.size() == rank_count, kInternal, "the global plan has ", global_plans.size(), " parts for ",
               rank_count, " ranks");
     return global_plans;
@@ -88,7 +90,7 @@ class SaveRun {
         comm_, "write",
         [this] {
           plan_ = planner_.finish_plan(std::move(plan_));
-          std::vector<WriteResult> results = writer_.write_data(plan_, planner_);
+          std::vector<WriteResult> results = writer_->write_data(plan_, planner_);
           DCP_CHECK(results.size() == plan_.items.size(), kInternal, "the storage writer gave ", results.size(),
                     " results for ", plan_.items.size(), " items");
           return results;
@@ -100,7 +102,8 @@ class SaveRun {
   }
 
   const StateDict& state_;
-  StorageWriter& writer_;
+  const std::function<StorageWriter&()>& open_writer_;
+  StorageWriter* writer_ = nullptr;
   SavePlanner& planner_;
   Communicator& comm_;
   SavePlannerContext planner_context_;
@@ -113,14 +116,22 @@ class SaveRun {
 
 }  // namespace
 
-Metadata save(const StateDict& state, StorageWriter& writer, const SaveOptions& options) {
+namespace internal {
+
+Metadata save(const StateDict& state, const std::function<StorageWriter&()>& open_writer, const SaveOptions& options) {
   const StepGroup group(options.process_group, options.communicator, options.communicator_options,
                         options.use_collectives);
   const std::shared_ptr<SavePlanner> planner =
       options.planner ? options.planner : std::make_shared<DefaultSavePlanner>();
   return group.with_rank([&] {
-    return SaveRun(state, writer, *planner, group.communicator(), options.use_collectives, group.rank()).run();
+    return SaveRun(state, open_writer, *planner, group.communicator(), options.use_collectives, group.rank()).run();
   });
+}
+
+}  // namespace internal
+
+Metadata save(const StateDict& state, StorageWriter& writer, const SaveOptions& options) {
+  return internal::save(state, [&]() -> StorageWriter& { return writer; }, options);
 }
 
 }  // namespace dcp

@@ -37,6 +37,10 @@ struct SaveOptions {
 /// \throws dcp::CheckpointError, alike on every rank: the ranks that failed, and why. A failure before the commit
 /// leaves
 ///         the earlier checkpoint.
+/// \throws dcp::Error kInvalidArgument, kComm or kDeadline on this rank alone if no communicator can be made.
+///
+/// Values that ranks hold alike but that differ: of an object the lowest rank's is saved, of a tensor that of one rank,
+/// the same each time, chosen to balance the bytes (`dedup_save_to_lowest_rank`: the lowest one's).
 ///
 /// Collective: yes, all ranks of the group (but with `use_collectives` off). Thread safety: one call at a time for
 /// a writer, planner or communicator.

@@ -24,8 +24,13 @@ c10::intrusive_ptr<c10d::Store> store_of(const c10::intrusive_ptr<Group>& group)
 std::shared_ptr<StepStore> open_store(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
                                       milliseconds deadline) {
   auto opened = std::make_shared<std::shared_ptr<StepStore>>();
-  const bool answered =
-      run_bounded([=] { *opened = StepStore::open(store, name, rank); }, std::chrono::steady_clock::now() + deadline);
+  const auto until = std::chrono::steady_clock::now() + deadline;
+  bool answered = false;
+  try {
+    answered = run_bounded([=] { *opened = StepStore::open(store, name, rank); }, until);
+  } catch (const std::exception& error) {
+    DCP_THROW(kComm, "the group's store failed: ", error.what());
+  }
   DCP_CHECK(answered, kDeadline, "the group's store did not answer within ", deadline.count(), " ms");
   return *opened;
 }

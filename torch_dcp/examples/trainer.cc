@@ -108,6 +108,7 @@ void Trainer::restore(const StateDict& state) {
   set_model_state_dict(*model_, state.at("model").as_dict());
   optimizer_->restore(state.at("optim").as_dict());
   order_->restore(trainer.at("data").as_dict());
+  set_random_state(trainer.at("rng").as_tensor());
   losses_ = std::move(losses);
 }
 

@@ -12,13 +12,6 @@
 namespace dcp {
 namespace {
 
-zip::Archive open_archive(const SpanFile& file, const ParseLimits& limits) {
-  zip::Archive archive = zip::read_archive(file, 0, static_cast<std::int64_t>(file.size()), limits);
-  DCP_CHECK(archive.find("constants.pkl") == nullptr, kUnsupported,
-            "object: the item is a TorchScript archive, not what torch.save writes");
-  return archive;
-}
-
 Bytes read_pickle(const SpanFile& file, const zip::Archive& archive, const ParseLimits& limits) {
   const zip::Member& member = archive.at("data.pkl");
   // A stored pickle is no larger than the item; a deflated one could be.
@@ -41,7 +34,7 @@ void make_bools(MutableByteSpan bytes) {
 ObjectReader::ObjectReader(ByteSpan item, const ParseLimits& limits)
     : file_(item),
       limits_(limits),
-      archive_(open_archive(file_, limits)),
+      archive_(zip::read_archive(file_, 0, static_cast<std::int64_t>(file_.size()), limits)),
       is_big_endian_(zip::read_is_big_endian(file_, 0, archive_)),
       pickle_bytes_(read_pickle(file_, archive_, limits)),
       pickle_(pickle::parse(pickle_bytes_, limits)),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "torch_dcp/plan/load_leaf_internal.h"
+#include "torch_dcp/state_dict/equal.h"
 
 namespace dcp {
 
@@ -22,31 +23,49 @@ void DefaultLoadPlanner::set_up_flattened(StateDict& state, FlatStateDict flat, 
   flat_ = std::move(flat);
   report_ = {};
   views_ = {};
+  tied_.clear();
   const std::lock_guard lock(objects_mutex_);
   objects_ = {};
 }
 
-/// Up to PyTorch 2.3 a mapping without tensors was one object. If keys are missing, and flattening so
-/// gives keys that are stored, the checkpoint is that old.
+/// Up to PyTorch 2.3 a mapping without tensors was one object. Where keys are missing, and flattening so
+/// gives a key above them that is stored, that one is asked for in their place.
 void DefaultLoadPlanner::take_old_keys() {
   const auto& stored = metadata_->state_dict_metadata;
   const bool has_all =
       std::all_of(flat_.begin(), flat_.end(), [&](const auto& leaf) { return stored.contains(leaf.first); });
   if (has_all) return;
   FlatStateDict old = flatten_state_dict(*state_, FlattenRule::kUpTo2_3);
-  const bool is_old = std::any_of(old.begin(), old.end(), [&](const auto& leaf) {
-    return !flat_.contains(leaf.first) && stored.contains(leaf.first);
-  });
-  if (is_old) flat_ = std::move(old);
+  std::vector<const Path*> taken;
+  for (const auto& [key, leaf] : old) {
+    if (!flat_.contains(key) && stored.contains(key)) taken.push_back(&leaf.path);
+  }
+  if (taken.empty()) return;
+  const auto is_below = [](const Path& path, const Path& above) {
+    return path.size() > above.size() && std::equal(above.begin(), above.end(), path.begin());
+  };
+  FlatStateDict merged;
+  for (auto& [key, leaf] : flat_) {
+    const auto above =
+        std::find_if(taken.begin(), taken.end(), [&](const Path* path) { return is_below(leaf.path, *path); });
+    if (above == taken.end()) {
+      merged.insert(key, std::move(leaf));
+    } else {
+      const std::string old_key = flat_key(**above);
+      merged.insert(old_key, *old.find(old_key));
+    }
+  }
+  flat_ = std::move(merged);
 }
 
 LoadPlan DefaultLoadPlanner::create_local_plan() {
   DCP_CHECK(metadata_ != nullptr, kState, "create_local_plan before set_up");
   report_ = {};
   views_ = {};
+  tied_.clear();
   FaultList faults;
   LoadPlan plan;
-  LeafLoader loader(options_, *metadata_, faults, report_, plan, views_);
+  LeafLoader loader(options_, *metadata_, faults, report_, plan, views_, tied_);
   for (const auto& [key, leaf] : flat_) loader.add(key, leaf.value);
   for (const auto& entry : metadata_->state_dict_metadata) {
     if (!flat_.contains(entry.first)) report_.unexpected.push_back(entry.first);
@@ -81,12 +100,43 @@ void DefaultLoadPlanner::load_object(const ReadItem& item, Value value) {
   const std::string& key = item.dest_index.fqn;
   const FlatLeaf* leaf = flat_.find(key);
   DCP_CHECK(leaf != nullptr, kKey, "no destination '", key, "' in the state dict");
+  const bool is_emptied = options_.flatten == FlattenRule::kCurrent && leaf->value.is_dict() &&
+                          !leaf->value.as_dict().empty() && value.is_dict() && value.as_dict().empty();
+  if (is_emptied) {
+    refuse_emptied(key, leaf->value.as_dict());
+    return;
+  }
   Value accepted = accept_object(key, leaf->value, std::move(value));
   const std::lock_guard lock(objects_mutex_);
   objects_.insert_or_assign(key, std::move(accepted));
 }
 
+/// A whole dict was asked for by its old key, and what is stored there is the `{}` of the present form: the
+/// entries are missing.
+void DefaultLoadPlanner::refuse_emptied(const std::string& key, const Dict& destination) {
+  std::string missing;
+  const std::lock_guard lock(objects_mutex_);
+  for (const auto& entry : destination) {
+    const std::string child = key + "." + to_string(entry.first);
+    missing += (missing.empty() ? "'" : ", '") + child + "'";
+    report_.missing.push_back(child);
+  }
+  DCP_CHECK(options_.partial, kKey, missing, ": missing in the checkpoint, where '", key, "' is an empty dict");
+}
+
+void DefaultLoadPlanner::check_tied() const {
+  if (options_.partial) return;
+  FaultList faults;
+  for (const TiedView& tied : tied_) {
+    if (bit_equal(tied.live, tied.other)) continue;
+    faults.add(ErrorKind::kKey, tied.key,
+               "is the same tensor as '" + tied.first_key + "' here, but the checkpoint has other values for it");
+  }
+  faults.throw_if_any("the checkpoint does not fit the destination", DCP_WHERE);
+}
+
 void DefaultLoadPlanner::commit_objects() {
+  check_tied();
   const std::lock_guard lock(objects_mutex_);
   for (auto& [key, value] : objects_) {
     const Path& path = flat_.find(key)->path;

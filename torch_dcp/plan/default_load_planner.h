@@ -22,6 +22,8 @@ struct LoadPlannerOptions {
   bool allow_uncovered = false;
 };
 
+struct TiedView;
+
 /// Matches flat keys, checks kinds, sizes, dtypes and coverage of everything at once, and
 /// reads the overlap of stored and wanted boxes. One error names all that is wrong; its kind is
 /// that of the first fault.
@@ -32,6 +34,9 @@ struct LoadPlannerOptions {
 /// `FlattenRule::kCurrent` keys of checkpoints up to PyTorch 2.3 are recognised.
 ///
 /// Source: torch/distributed/checkpoint/default_planner.py (2.14.1).
+///
+/// Of several keys with one destination in memory (tied weights) the first is read into it; the others are compared
+/// with it in commit_objects, and what differs is kKey, naming both (with `partial` the first counts).
 class DCP_API DefaultLoadPlanner : public LoadPlanner {
  public:
   explicit DefaultLoadPlanner(LoadPlannerOptions options = {});
@@ -58,6 +63,9 @@ class DCP_API DefaultLoadPlanner : public LoadPlanner {
  private:
   void take_old_keys();
 
+  void check_tied() const;
+  void refuse_emptied(const std::string& key, const Dict& destination);
+
   LoadPlannerOptions options_;
   LoadPlannerContext context_;
   StateDict* state_ = nullptr;
@@ -65,6 +73,7 @@ class DCP_API DefaultLoadPlanner : public LoadPlanner {
   FlatStateDict flat_;
   LoadReport report_;
   OrderedMap<MetadataIndex, at::Tensor, MetadataIndexHash> views_;
+  std::vector<TiedView> tied_;
   std::mutex objects_mutex_;
   OrderedMap<std::string, Value> objects_;
 };

@@ -38,6 +38,14 @@ const char* policy_name(DtypePolicy policy) {
   return "unknown";
 }
 
+bool has_shared_elements(const at::Tensor& view) {
+  if (view.numel() == 0) return false;
+  for (std::int64_t dim = 0; dim < view.dim(); ++dim) {
+    if (view.size(dim) > 1 && view.stride(dim) == 0) return true;
+  }
+  return false;
+}
+
 bool is_empty_dict(const Value& value) { return value.is_dict() && value.as_dict().empty(); }
 
 }  // namespace
@@ -119,7 +127,14 @@ void LeafLoader::add_tensor(const std::string& key, const Value& destination, co
   // A rank outside of the tensor's mesh has no dtype to compare.
   if (!chunks.empty() && !check_dtype(key, stored.properties.dtype, chunks[0].view.scalar_type())) return;
   std::vector<Box> wanted;
-  for (const LocalChunk& chunk : chunks) wanted.push_back(chunk.box);
+  for (const LocalChunk& chunk : chunks) {
+    wanted.push_back(chunk.box);
+    if (has_shared_elements(chunk.view)) {
+      faults_.add(ErrorKind::kInvalidArgument, key,
+                  "the destination is expanded: several of its elements are one in memory");
+      return;
+    }
+  }
   const ChunkCheck check = check_chunks(stored);
   if (check.fault) {
     faults_.add(ErrorKind::kCorruptData, key, *check.fault);
@@ -132,8 +147,16 @@ void LeafLoader::add_tensor(const std::string& key, const Value& destination, co
   }
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (wanted[i].empty()) continue;  // Read by nobody, and it may share its offset with a real one.
-    views_.insert({key, wanted[i].offsets, static_cast<std::int64_t>(i)}, std::move(chunks[i].view));
+    views_.insert({key, wanted[i].offsets, static_cast<std::int64_t>(i)}, untied(key, chunks[i].view));
   }
+}
+
+at::Tensor LeafLoader::untied(const std::string& key, const at::Tensor& view) {
+  const auto [owner, is_first] =
+      owners_.try_emplace({view.const_data_ptr(), view.sizes().vec(), view.strides().vec()}, key);
+  if (is_first) return view;
+  tied_.push_back({key, owner->second, view, view.clone()});
+  return tied_.back().other;
 }
 
 bool LeafLoader::check_dtype(const std::string& key, ScalarType stored, ScalarType wanted) {

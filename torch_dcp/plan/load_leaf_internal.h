@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,13 +19,28 @@ namespace dcp {
 /// Views of a destination's local chunks.
 using ChunkViews = OrderedMap<MetadataIndex, at::Tensor, MetadataIndexHash>;
 
+/// A destination that is the same memory as another key's, such as a tied weight's second name: read beside it
+/// and compared.
+struct TiedView {
+  std::string key;
+  std::string first_key;
+  at::Tensor live;   ///< of both keys
+  at::Tensor other;  ///< what is read for `key`
+};
+
 /// Plans the load of one leaf after the other, noting faults instead of throwing them.
 class LeafLoader {
  public:
   /// All must outlive the loader.
   LeafLoader(const LoadPlannerOptions& options, const Metadata& metadata, FaultList& faults, LoadReport& report,
-             LoadPlan& plan, ChunkViews& views)
-      : options_(options), metadata_(metadata), faults_(faults), report_(report), plan_(plan), views_(views) {}
+             LoadPlan& plan, ChunkViews& views, std::vector<TiedView>& tied)
+      : options_(options),
+        metadata_(metadata),
+        faults_(faults),
+        report_(report),
+        plan_(plan),
+        views_(views),
+        tied_(tied) {}
 
   void add(const std::string& key, const Value& destination);
 
@@ -32,6 +48,8 @@ class LeafLoader {
   void add_missing(const std::string& key);
   void add_tensor(const std::string& key, const Value& destination, const TensorStorageMetadata& stored);
   void add_object(const std::string& key, const Value& destination);
+  /// The view to read into: the destination itself, or memory of its own if an earlier key has the destination.
+  at::Tensor untied(const std::string& key, const at::Tensor& view);
   bool check_dtype(const std::string& key, c10::ScalarType stored, c10::ScalarType wanted);
   void check_coverage(const std::string& key, const TensorStorageMetadata& stored, const std::vector<Box>& wanted,
                       const std::vector<ReadItem>& items);
@@ -45,6 +63,8 @@ class LeafLoader {
   LoadReport& report_;
   LoadPlan& plan_;
   ChunkViews& views_;
+  std::vector<TiedView>& tied_;
+  std::map<std::tuple<const void*, std::vector<std::int64_t>, std::vector<std::int64_t>>, std::string> owners_;
   std::optional<std::vector<std::string_view>> sorted_keys_;  ///< of the checkpoint; made when needed
 };
 

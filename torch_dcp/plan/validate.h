@@ -14,7 +14,7 @@ namespace dcp {
 ///
 /// \param must_cover  Whether uncovered elements are a fault.
 /// Sizes may come from a file: all arithmetic is checked.
-/// Complexity: O(n log n) for chunks in one or two dimensions' grids; see `ChunkIndex`.
+/// Complexity: O(n log n) for chunks that cut one or two dimensions.
 DCP_API std::optional<std::string> find_chunk_fault(const TensorStorageMetadata& tensor, bool must_cover);
 
 /// Checks every tensor of the metadata; one error names every faulty key.

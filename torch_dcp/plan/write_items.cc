@@ -43,10 +43,42 @@ std::vector<WriteItemAndView> tensor_items(const std::string& fqn, const Value& 
   std::vector<WriteItemAndView> items;
   for (LocalChunk& chunk : one_per_offset(local_chunks(tensor))) {
     const ScalarType dtype = chunk.view.scalar_type();
-    storage_name(dtype);  // Throws for what cannot be stored, before anything is written.
+    // What cannot be stored is refused before anything is written.
+    DCP_CHECK(!c10::isQIntType(dtype), kUnsupported, "quantized tensors (", dtype_name(dtype), ") cannot be saved");
+    storage_name(dtype);
     items.push_back({tensor_item(fqn, leaf, tensor, chunk.box, dtype), std::move(chunk.view)});
   }
   return items;
+}
+
+/// Refuses what cannot lie inside an object, before anything is written.
+///
+/// \param place  Of `value` in the object, such as `[0]['a']`.
+void check_object(const Value& value, const std::string& place, int depth) {
+  constexpr int kMaxDepth = 450;  // The writer's own bound is 500 values in each other.
+  DCP_CHECK(depth < kMaxDepth, kUnsupported, "values nested deeper than ", kMaxDepth);
+  const auto check_all = [&](const auto& children) {
+    std::size_t position = 0;
+    for (const Value& child : children) check_object(child, c10::str(place, "[", position++, "]"), depth + 1);
+  };
+  switch (value.kind()) {
+    case ValueKind::kList:
+      return check_all(value.as_list());
+    case ValueKind::kTuple:
+      return check_all(value.as_tuple());
+    case ValueKind::kDict:
+      for (const auto& [key, child] : value.as_dict()) {
+        check_object(child, c10::str(place, "['", to_string(key), "']"), depth + 1);
+      }
+      return;
+    case ValueKind::kDTensor:
+    case ValueKind::kShardedTensor:
+    case ValueKind::kStateful:
+    case ValueKind::kOpaque:
+      DCP_THROW(kUnsupported, "a ", value_kind_name(value.kind()), " at ", place, " cannot lie inside an object");
+    default:
+      return;
+  }
 }
 
 }  // namespace
@@ -54,9 +86,10 @@ std::vector<WriteItemAndView> tensor_items(const std::string& fqn, const Value& 
 std::vector<WriteItemAndView> create_write_items(const std::string& fqn, const Value& leaf) {
   DCP_CHECK(leaf.kind() != ValueKind::kStateful, kType, "key '", fqn,
             "': a Stateful must be replaced by its state dict before it is saved");
-  if (leaf.is_tensor_like()) {
+  if (leaf.is_tensor_like() || leaf.is_container()) {
     try {
-      return tensor_items(fqn, leaf);
+      if (leaf.is_tensor_like()) return tensor_items(fqn, leaf);
+      check_object(leaf, "", 0);
     } catch (const Error& error) {
       throw Error(error.kind(), "key '" + fqn + "': " + error.what_without_backtrace(), error.where());
     }

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <map>
 #include <mutex>
+#include <new>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -27,6 +28,10 @@ using file_layout::kMetadataName;
 
 constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{8} << 30;
 
+/// Data files kept open from the check to the read, so that a checkpoint that is replaced meanwhile is still read as it
+/// was; a process may have 1024 open as a rule. Further ones are opened again.
+constexpr std::size_t kMaxOpenFiles = 256;
+
 /// Runs `call`; what it throws gets the place in the checkpoint added.
 template <typename Call>
 auto with_place(const std::string& path, const std::string& key, const Call& call) {
@@ -35,6 +40,8 @@ auto with_place(const std::string& path, const std::string& key, const Call& cal
   } catch (c10::Error& error) {
     error.add_context(c10::str(path, ": ", key));
     throw;
+  } catch (const std::bad_alloc&) {
+    DCP_THROW(kIo, path, ": ", key, ": out of memory");
   }
 }
 
@@ -42,20 +49,6 @@ auto with_place(const std::string& path, const std::string& key, const Call& cal
 bool is_plain_id(const std::string& id) {
   return !id.empty() && id.size() <= 64 &&
          std::all_of(id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; });
-}
-
-const Box& stored_chunk(const Metadata& metadata, const MetadataIndex& index) {
-  const StorageMetadata* entry = metadata.state_dict_metadata.find(index.fqn);
-  const auto* tensor = entry ? std::get_if<TensorStorageMetadata>(entry) : nullptr;
-  DCP_CHECK(tensor && index.offset, kInternal, to_string(index), " is no stored tensor");
-  if (index.index && *index.index >= 0 && *index.index < static_cast<std::int64_t>(tensor->chunks.size())) {
-    const Box& hinted = tensor->chunks[static_cast<std::size_t>(*index.index)];
-    if (hinted.offsets == *index.offset) return hinted;
-  }
-  for (const Box& chunk : tensor->chunks) {
-    if (chunk.offsets == *index.offset) return chunk;
-  }
-  DCP_THROW(kInternal, to_string(index), " is no stored chunk");
 }
 
 std::string join(const std::set<std::string>& names) {
@@ -69,11 +62,11 @@ std::string join(const std::set<std::string>& names) {
 struct FileSystemReader::StoredTensor {
   TensorItem item;
   const StorageInfo* info = nullptr;
-  const RandomAccessFile* file = nullptr;
 };
 
 struct FileSystemReader::Opened {
-  std::map<std::string, std::unique_ptr<RandomAccessFile>> files;
+  std::mutex mutex;  ///< of `files`
+  std::unordered_map<std::string, std::shared_ptr<const RandomAccessFile>> files;
   std::unordered_map<MetadataIndex, StoredTensor, MetadataIndexHash> tensors;
 };
 
@@ -88,8 +81,12 @@ FileSystemReader::~FileSystemReader() = default;
 
 Metadata FileSystemReader::read_metadata_file(const std::string& name) {
   const Bytes bytes = read_whole_file(*files_, file(name), kMaxMetadataBytes);
+  // Each value takes a byte or more, so that the file's size bounds them: what a save wrote a load must read.
+  ParseLimits limits = options_.limits;
+  limits.max_values = std::max<std::size_t>(limits.max_values, bytes.size());
+  limits.max_memo_entries = std::max<std::size_t>(limits.max_memo_entries, bytes.size());
   try {
-    return decode_metadata(bytes, options_.limits);
+    return decode_metadata(bytes, limits);
   } catch (Error& error) {
     error.add_context(c10::str("while reading ", file(name)));
     throw;
@@ -116,6 +113,7 @@ void FileSystemReader::apply_side_file(Metadata& metadata) {
 
 std::optional<Metadata> FileSystemReader::read_metadata() {
   if (files_->file_type(file(std::string(kMetadataName))) == FileType::kFile) {
+    has_rank_metadata_ = false;
     Metadata metadata = read_metadata_file(std::string(kMetadataName));
     apply_side_file(metadata);
     return metadata;
@@ -135,6 +133,7 @@ Metadata FileSystemReader::read_rank_metadata(int rank) {
   const std::string name = file_layout::rank_metadata_name(rank);
   DCP_CHECK(files_->file_type(file(name)) == FileType::kFile, kNotFound, "incomplete checkpoint: ", path_,
             " was saved without collectives and has no ", name);
+  has_rank_metadata_ = true;
   return read_metadata_file(name);
 }
 
@@ -142,6 +141,13 @@ void FileSystemReader::set_up(const Metadata& metadata, const StorageReaderConte
   metadata_ = &metadata;
   context_ = context;
   opened_ = std::make_unique<Opened>();
+  if (!has_rank_metadata_ || !context.use_collectives) return;
+  // Loading the parts of some ranks as if they were the whole would be silent and wrong.
+  for (const std::string& name : files_->list_directory(path_)) {
+    const std::optional<int> rank = file_layout::rank_of_metadata(name);
+    DCP_CHECK(!rank || *rank < context.world_size, kUnsupported, path_, " was saved without collectives on at least ",
+              *rank + 1, " ranks (", name, "); it loads on that many only, and here are ", context.world_size);
+  }
 }
 
 const StorageInfo& FileSystemReader::storage_info(const MetadataIndex& index) const {
@@ -152,24 +158,29 @@ const StorageInfo& FileSystemReader::storage_info(const MetadataIndex& index) co
   return *info;
 }
 
-const RandomAccessFile& FileSystemReader::data_file(const StorageInfo& info) {
+std::shared_ptr<const RandomAccessFile> FileSystemReader::data_file(const StorageInfo& info) {
   if (!opened_) opened_ = std::make_unique<Opened>();
-  std::unique_ptr<RandomAccessFile>& opened = opened_->files[info.relative_path];
+  const std::lock_guard lock(opened_->mutex);
+  const auto found = opened_->files.find(info.relative_path);
+  std::shared_ptr<const RandomAccessFile> opened = found == opened_->files.end() ? nullptr : found->second;
   if (!opened) {
     DCP_CHECK(files_->file_type(file(info.relative_path)) == FileType::kFile, kCorruptData, "the data file ",
               file(info.relative_path), " is missing");
     opened = files_->open_file(file(info.relative_path));
+    if (opened_->files.size() < kMaxOpenFiles) opened_->files.emplace(info.relative_path, opened);
   }
   const auto end = static_cast<std::uint64_t>(info.offset) + static_cast<std::uint64_t>(info.length);
   DCP_CHECK(end <= opened->size(), kCorruptData, "the data file ", file(info.relative_path), " has ", opened->size(),
             " bytes, the item ends at ", end, ": the file was cut");
-  return *opened;
+  return opened;
 }
 
 Bytes FileSystemReader::read_item(const StorageInfo& info) {
-  const RandomAccessFile& data = data_file(info);
+  const std::shared_ptr<const RandomAccessFile> data = data_file(info);
+  DCP_CHECK(static_cast<std::uint64_t>(info.length) <= options_.limits.max_string_bytes, kCorruptData, "an object of ",
+            info.length, " bytes; the limit is ", options_.limits.max_string_bytes);
   Bytes bytes(static_cast<std::size_t>(info.length));
-  data.read_at(static_cast<std::uint64_t>(info.offset), bytes);
+  data->read_at(static_cast<std::uint64_t>(info.offset), bytes);
   return bytes;
 }
 
@@ -181,61 +192,72 @@ void FileSystemReader::check_tensor(const ReadItem& item) {
   if (opened_->tensors.contains(item.storage_index)) return;
   StoredTensor stored;
   stored.info = &storage_info(item.storage_index);
-  stored.file = &data_file(*stored.info);
-  stored.item = open_tensor_item(*stored.file, stored.info->offset, stored.info->length, options_.limits);
-  const Box& chunk = stored_chunk(*metadata_, item.storage_index);
+  stored.item = open_tensor_item(*data_file(*stored.info), stored.info->offset, stored.info->length, options_.limits);
+  const Box* chunk = find_chunk(*metadata_, item.storage_index);
+  DCP_CHECK(chunk, kInternal, to_string(item.storage_index), " is no stored chunk");
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata_->state_dict_metadata.find(item.storage_index.fqn));
   DCP_CHECK(stored.item.dtype == tensor.properties.dtype, kCorruptData, "the item holds ",
             dtype_name(stored.item.dtype), ", the metadata says ", dtype_name(tensor.properties.dtype));
-  DCP_CHECK(stored.item.sizes == chunk.sizes, kCorruptData, "the item holds sizes ", to_string(stored.item.sizes),
-            ", the metadata says ", to_string(chunk.sizes));
+  DCP_CHECK(stored.item.sizes == chunk->sizes, kCorruptData, "the item holds sizes ", to_string(stored.item.sizes),
+            ", the metadata says ", to_string(chunk->sizes));
   opened_->tensors.emplace(item.storage_index, std::move(stored));
+}
+
+std::vector<const ReadItem*> FileSystemReader::in_file_order(const LoadPlan& plan) const {
+  std::vector<std::pair<const StorageInfo*, const ReadItem*>> places;
+  for (const ReadItem& item : plan.items) places.emplace_back(metadata_->storage_data.find(item.storage_index), &item);
+  std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) {
+    if (!a.first || !b.first) return !a.first && b.first;
+    return std::tie(a.first->relative_path, a.first->offset) < std::tie(b.first->relative_path, b.first->offset);
+  });
+  std::vector<const ReadItem*> items;
+  for (const auto& [info, item] : places) items.push_back(item);
+  return items;
 }
 
 void FileSystemReader::check(const LoadPlan& plan, LoadPlanner& planner) {
   FaultList faults;
-  for (const ReadItem& item : plan.items) {
+  for (const ReadItem* item : in_file_order(plan)) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
     try {
-      item.type == ReadItemType::kByteIo ? check_object(item, planner) : check_tensor(item);
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::kCancelled) throw;
-      const StorageInfo* info = metadata_->storage_data.find(item.storage_index);
-      faults.add(error.kind(), to_string(item.storage_index),
-                 c10::str(info ? file(info->relative_path) : path_, ": ", error.what_without_backtrace()));
+      item->type == ReadItemType::kByteIo ? check_object(*item, planner) : check_tensor(*item);
+    } catch (...) {  // Whatever it is, it is named with all others.
+      const RankFailure failure = current_failure(context_.rank);
+      if (failure.kind == ErrorKind::kCancelled) throw;
+      const StorageInfo* info = metadata_->storage_data.find(item->storage_index);
+      faults.add(failure.kind, to_string(item->storage_index),
+                 c10::str(info ? file(info->relative_path) : path_, ": ", failure.message));
     }
   }
   faults.throw_if_any("cannot load " + path_, DCP_WHERE);
 }
 
 void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
-  // By file and position, so that a disk reads forward.
-  std::map<std::string, std::vector<const ReadItem*>> by_file;
-  for (const ReadItem& item : plan.items) {
-    if (item.type == ReadItemType::kTensor)
-      by_file[opened_->tensors.at(item.storage_index).info->relative_path].push_back(&item);
-  }
-  std::vector<std::vector<const ReadItem*>> groups;
-  for (auto& [name, items] : by_file) {
-    std::stable_sort(items.begin(), items.end(), [&](const ReadItem* a, const ReadItem* b) {
-      return opened_->tensors.at(a->storage_index).info->offset < opened_->tensors.at(b->storage_index).info->offset;
-    });
-    groups.push_back(std::move(items));
+  std::vector<std::vector<const ReadItem*>> groups;  // by file
+  const std::string* group_file = nullptr;
+  for (const ReadItem* item : in_file_order(plan)) {
+    if (item->type != ReadItemType::kTensor) continue;
+    const std::string& name = opened_->tensors.at(item->storage_index).info->relative_path;
+    if (!group_file || *group_file != name) groups.emplace_back();
+    group_file = &name;
+    groups.back().push_back(item);
   }
   std::mutex mutex;
   std::set<std::string> changed;
   const auto read_group = [&](std::size_t number) {
+    std::shared_ptr<const RandomAccessFile> data;
     for (const ReadItem* item : groups[number]) {
       if (context_.throw_if_cancelled) context_.throw_if_cancelled();
       const StoredTensor& stored = opened_->tensors.at(item->storage_index);
       with_place(file(stored.info->relative_path), to_string(item->storage_index), [&] {
+        if (!data) data = data_file(*stored.info);
         const at::Tensor destination = planner.resolve_tensor(*item);
         {
           const std::lock_guard lock(mutex);
           changed.insert(to_string(item->dest_index));
         }
-        read_tensor_region(*stored.file, stored.info->offset, stored.item, item->storage_offsets, item->lengths,
-                           destination, options_.verify_checksums);
+        read_tensor_region(*data, stored.info->offset, stored.item, item->storage_offsets, item->lengths, destination,
+                           options_.verify_checksums);
         planner.commit_tensor(*item, destination);
       });
     }
@@ -247,6 +269,7 @@ void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
         c10::str("destinations that have been changed already: ", changed.empty() ? "none" : join(changed)));
     throw;
   }
+  opened_->files.clear();
 }
 
 bool is_complete(const std::string& path, std::shared_ptr<FileSystem> file_system) {

@@ -47,8 +47,10 @@ class DCP_API FileSystemReader : public StorageReader {
   std::string file(const std::string& name) const { return join_path(path_, name); }
   Metadata read_metadata_file(const std::string& name);
   void apply_side_file(Metadata& metadata);
-  /// The open data file of an item, after a check that it holds all of the item.
-  const RandomAccessFile& data_file(const StorageInfo& info);
+  /// The open data file of an item, after a check that it holds all of the item. From any thread.
+  std::shared_ptr<const RandomAccessFile> data_file(const StorageInfo& info);
+  /// The plan's items by file and position, so that a disk reads forward and files are opened one by one.
+  std::vector<const ReadItem*> in_file_order(const LoadPlan& plan) const;
   const StorageInfo& storage_info(const MetadataIndex& index) const;
   void check_object(const ReadItem& item, LoadPlanner& planner);
   void check_tensor(const ReadItem& item);
@@ -58,6 +60,7 @@ class DCP_API FileSystemReader : public StorageReader {
   std::shared_ptr<FileSystem> files_;
   StorageReaderContext context_;
   const Metadata* metadata_ = nullptr;
+  bool has_rank_metadata_ = false;  ///< the metadata was that of one rank
   std::unique_ptr<Opened> opened_;
 };
 

@@ -34,6 +34,10 @@ namespace {
 
 using file_layout::kMetadataName;
 
+bool is_metadata(const std::string& name) {
+  return name == kMetadataName || file_layout::rank_of_metadata(name).has_value();
+}
+
 /// Every chunk and object of the metadata must have been written exactly once.
 void check_every_item_is_written(const Metadata& metadata) {
   std::size_t expected = 0;
@@ -84,8 +88,10 @@ std::string FileSystemWriter::metadata_name() const {
 SavePlan FileSystemWriter::prepare_local_plan(SavePlan plan) {
   new_directories_ = files_->create_directories(path_);
   if (!options_.overwrite) {
-    DCP_CHECK(files_->file_type(file(metadata_name())) == FileType::kNone, kAlreadyExists, path_,
-              ": there is a checkpoint already, and overwriting is off");
+    for (const std::string& name : find_replaced()) {
+      DCP_CHECK(!is_metadata(name), kAlreadyExists, path_, ": there is a checkpoint already (", name,
+                "), and overwriting is off");
+    }
   }
   // A loader looks for `.metadata` first, so a checkpoint of single ranks beside one would never be found.
   DCP_CHECK(context_.use_collectives || files_->file_type(file(kMetadataName)) == FileType::kNone, kAlreadyExists,
@@ -105,9 +111,10 @@ std::vector<std::string> FileSystemWriter::find_replaced() {
 }
 
 void FileSystemWriter::revoke_replaced() {
-  // Metadata first, durably: after that no loader can meet old metadata beside missing data.
-  const auto is_metadata = [](const std::string& name) { return name.ends_with(kMetadataName); };
+  // Metadata first, durably: after that no loader can meet old metadata beside missing data. Of these `.metadata` goes
+  // last: without it a loader would take what single ranks saved before it.
   const auto data = std::stable_partition(replaced_.begin(), replaced_.end(), is_metadata);
+  std::stable_partition(replaced_.begin(), data, [](const std::string& name) { return name != kMetadataName; });
   for (auto name = replaced_.begin(); name != data; ++name) files_->remove_file(file(*name));
   if (options_.sync_files && data != replaced_.begin()) files_->sync_directory(path_);
   for (auto name = data; name != replaced_.end(); ++name) files_->remove_file(file(*name));

@@ -14,7 +14,8 @@ namespace dcp {
 /// What happens to a checkpoint that is in the directory already.
 enum class OverwriteForm : std::uint8_t {
   /// New data files under names of their own; one rename of `.metadata` switches from the old to the new; then the
-  /// old files go. Needs space for both. A crash at any moment leaves exactly the old or the new.
+  /// old files go. Needs space for both. A crash at any moment leaves exactly the old or the new. (Without
+  /// collectives this holds for each rank's part alone.)
   kReplace,
   /// The old `.metadata` goes first, and then its data files, before anything is written: for full disks. A crash
   /// leaves no checkpoint, never a mixture.
