@@ -19,6 +19,7 @@ CHECK = "test/golden/check_with_pytorch.py"
 FIXTURES = "test/golden/fixtures"
 DCP = "tools/dcp/dcp"
 TRAINER = "test/interop/trainer"
+EXAMPLE = "torch_dcp/examples/train"
 
 # Fixtures whose every key `dcp copy` can carry over; the others hold what has no reader yet
 # (test/golden/fixtures_test.cc says which) or no metadata of the whole.
@@ -139,6 +140,25 @@ def save(model, optimizer, path):
 def entries(path):
     """All that PyTorch reads from a checkpoint, by flat key."""
     return checker.read_dcp(path)[1]
+
+
+class PythonOpensTheExample(Folders):
+    """What the training example saved: AdamW's moments in shards of several ranks, random states, losses."""
+
+    def test_example(self):
+        run(EXAMPLE, "--text", CHECK, "--dir", self.path("run"), "--ranks", "3", "--steps", "2", "--save-every", "2",
+            "--batch", "3", "--layers", "1", "--width", "20", "--context", "8")
+        (name,) = os.listdir(self.path("run"))
+        checkpoint = os.path.join(self.path("run"), name)
+        with open(self.path("dump.json"), "w") as file:
+            file.write(run(DCP, "dump", "--json", checkpoint))
+        code, printed = check(checkpoint, self.path("dump.json"))
+        self.assertEqual(code, 0, printed)
+        read = entries(checkpoint)
+        moments = [key for key in read if key.startswith("optim.state.") and key.endswith(".exp_avg")]
+        self.assertTrue(any(len(read[key]["chunks"]) == 3 for key in moments), moments)
+        parameters = {key.removeprefix("model.") for key in read if key.startswith("model.")}
+        self.assertEqual({key[len("optim.state."):-len(".exp_avg")] for key in moments}, parameters)
 
 
 class TrainingGoesOn(Folders):

@@ -3,6 +3,8 @@
 // Exit codes: 0 fine, 1 the checkpoint is bad (or cannot be read or written), 2 wrong use.
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -79,6 +81,8 @@ int main(int argc, char** argv) {
   }
 
   try {
+    // `bazel run` starts programs elsewhere; paths are meant from where the user is.
+    if (const char* directory = std::getenv("BUILD_WORKING_DIRECTORY")) std::filesystem::current_path(directory);
     if (list->parsed()) std::cout << dcp::tool::list_checkpoint(arguments.path);
     if (dump->parsed()) print_dump(dcp::tool::dump_checkpoint(arguments.path, !arguments.keys_only));
     if (copy->parsed()) dcp::tool::copy_checkpoint(arguments.path, arguments.destination, arguments.copy);
