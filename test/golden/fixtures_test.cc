@@ -155,7 +155,8 @@ TEST_P(FixturesTest, TensorsLoadIntoShards) {
         const ScalarType dtype = dtype_from_name(entry["dtype"].get<std::string>()).value();
         const Placement placement = shape.empty() ? Placement::replicate() : Placement::shard(0);
         state[key] = DTensor::empty(Sizes(shape.begin(), shape.end()), dtype, mesh, {placement});
-        std::memset(state[key].as_dtensor().local().mutable_data_ptr(), 0xab, state[key].as_dtensor().local().nbytes());
+        const at::Tensor local = state[key].as_dtensor().local();
+        if (local.nbytes() > 0) std::memset(local.mutable_data_ptr(), 0xab, local.nbytes());
       }
       LoadOptions options;
       LoadPlannerOptions planner_options;
