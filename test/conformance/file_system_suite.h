@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <random>
@@ -36,6 +37,11 @@ class FileSystemSuite : public ::testing::TestWithParam<FileSystemCase> {
   void SetUp() override {
     files_ = GetParam().make_file_system();
     root_ = GetParam().make_root(*files_);
+  }
+
+  // Whoever clears up after tests may not know how to spell every name that is tried here.
+  void TearDown() override {
+    if (root_.starts_with(::testing::TempDir())) std::filesystem::remove_all(root_);
   }
 
   FileSystem& files() { return *files_; }

@@ -76,6 +76,8 @@ class DcpTest(unittest.TestCase):
             ("copy", "a", "b"),
             ("copy", "a", "b", "--ranks", "0"),
             ("copy", "a", "b", "--ranks", "many"),
+            ("ls", ""),
+            ("copy", "a", "", "--ranks", "1"),
         ):
             with self.subTest(arguments=arguments):
                 self.assertEqual(run(*arguments).returncode, WRONG_USE)
@@ -114,6 +116,30 @@ class DcpTest(unittest.TestCase):
             file.seek(position)
             file.write(bytes([content[position] ^ 1]))
         self.assert_bad(run("dump", "--json", copy), data, key, "CRC-32")
+
+    def test_damaged_object_names_its_file(self):
+        copy = self.copy_of("objects")
+        place = json.loads(run("dump", "--json", copy).stdout)["entries"]["int"]["stored"][0]
+        data = os.path.join(copy, place["file"])
+        with open(data, "r+b") as file:
+            content = file.read()
+            position = content.index(b"K\x07.", place["offset"])  # the int 7
+            file.seek(position + 1)
+            file.write(b"\x05")
+        self.assert_bad(run("dump", "--json", copy), data, "key int", "CRC-32")
+
+    def test_ls_keeps_keys_on_their_lines(self):
+        done = run("ls", f"{FIXTURES}/keys/ckpt")
+        self.assertEqual(done.returncode, FINE, done.stderr)
+        with open(f"{FIXTURES}/keys/expected.json") as file:
+            keys = json.load(file)["entries"]
+        self.assertTrue(any("\n" in key for key in keys))
+        self.assertEqual(len(done.stdout.splitlines()), len(keys) + 2)
+
+    def test_output_that_cannot_be_written(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([DCP, "ls", f"{FIXTURES}/keys/ckpt"], stdout=full, stderr=subprocess.PIPE, timeout=120)
+        self.assertEqual(done.returncode, BAD_CHECKPOINT)
 
     def test_destination_that_is_a_file(self):
         taken = self.path("taken")

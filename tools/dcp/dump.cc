@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iomanip>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -82,7 +81,12 @@ Json object_entry(const std::string& fqn, const Metadata& metadata, FileSystemRe
     DCP_CHECK(info, kCorruptData, fqn, ": the metadata does not say where it is stored");
     DCP_CHECK(info->transform_descriptors.empty(), kUnsupported, fqn, ": its bytes went through ",
               info->transform_descriptors.front());
-    json["value"] = object_item_to_json(reader.read_item(*info));
+    try {
+      json["value"] = object_item_to_json(reader.read_item(*info));
+    } catch (Error& error) {
+      error.add_context("in " + join_path(reader.path(), info->relative_path));
+      throw;
+    }
   }
   return json;
 }
@@ -163,6 +167,20 @@ Json part_entries(const std::string& path, const Part& part, FileSystemReader& r
   return entries;
 }
 
+/// A key on one line, without what a terminal would obey.
+std::string printable(const std::string& key) {
+  std::ostringstream out;
+  for (const char c : key) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out << "\\x" << std::hex << std::setw(2) << std::setfill('0') << int{byte} << std::dec;
+    } else {
+      out << c;
+    }
+  }
+  return out.str();
+}
+
 std::int64_t stored_bytes(const std::string& fqn, const StorageMetadata& entry, const Metadata& metadata) {
   std::int64_t bytes = 0;
   const auto add = [&](const MetadataIndex& index) {
@@ -210,7 +228,7 @@ std::string list_checkpoint(const std::string& path) {
     if (part.rank >= 0) out << "rank " << part.rank << ":\n";
     std::size_t width = 3;
     for (const auto& [fqn, entry] : part.metadata.state_dict_metadata)
-      width = std::max(width, std::min<std::size_t>(fqn.size(), 60));
+      width = std::max(width, std::min<std::size_t>(printable(fqn).size(), 60));
     const auto row = [&](const std::string& key, const std::string& dtype, const std::string& shape,
                          const std::string& chunks, const std::string& bytes) {
       out << std::left << std::setw(static_cast<int>(width)) << key << "  " << std::setw(10) << dtype << "  "
@@ -222,8 +240,9 @@ std::string list_checkpoint(const std::string& path) {
       const std::int64_t bytes = stored_bytes(fqn, entry, part.metadata);
       total += bytes;
       const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
-      row(fqn, tensor ? dtype_name(tensor->properties.dtype) : "object", tensor ? to_string(tensor->size) : "",
-          tensor ? std::to_string(tensor->chunks.size()) : "", std::to_string(bytes));
+      row(printable(fqn), tensor ? dtype_name(tensor->properties.dtype) : "object",
+          tensor ? to_string(tensor->size) : "", tensor ? std::to_string(tensor->chunks.size()) : "",
+          std::to_string(bytes));
     }
     out << part.metadata.state_dict_metadata.size() << " keys, " << total << " bytes\n";
   }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 
 #include "tools/dcp/copy.h"
@@ -57,17 +58,18 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   Arguments arguments;
 
+  const auto not_empty = [](const std::string& path) { return path.empty() ? "must not be empty" : ""; };
   CLI::App* list = app.add_subcommand("ls", "Lists keys, dtypes, global shapes, chunks and bytes");
-  list->add_option("PATH", arguments.path, "Directory of the checkpoint")->required();
+  list->add_option("PATH", arguments.path, "Directory of the checkpoint")->required()->check(not_empty);
 
   CLI::App* dump = app.add_subcommand("dump", "Prints everything in a checkpoint");
-  dump->add_option("PATH", arguments.path, "Directory of the checkpoint")->required();
+  dump->add_option("PATH", arguments.path, "Directory of the checkpoint")->required()->check(not_empty);
   dump->add_flag("--json", arguments.has_json, "As JSON (the only form)")->required();
   dump->add_flag("--keys-only", arguments.keys_only, "Without the values");
 
   CLI::App* copy = app.add_subcommand("copy", "Loads a checkpoint on N ranks and saves it from there");
-  copy->add_option("SRC", arguments.path, "Directory of the checkpoint")->required();
-  copy->add_option("DST", arguments.destination, "Directory to save to")->required();
+  copy->add_option("SRC", arguments.path, "Directory of the checkpoint")->required()->check(not_empty);
+  copy->add_option("DST", arguments.destination, "Directory to save to")->required()->check(not_empty);
   copy->add_option("--ranks", arguments.copy.ranks, "Number of ranks; tensors are sharded over them on dim 0")
       ->required()
       ->check(CLI::Range(1, 256));
@@ -86,6 +88,7 @@ int main(int argc, char** argv) {
     if (list->parsed()) std::cout << dcp::tool::list_checkpoint(arguments.path);
     if (dump->parsed()) print_dump(dcp::tool::dump_checkpoint(arguments.path, !arguments.keys_only));
     if (copy->parsed()) dcp::tool::copy_checkpoint(arguments.path, arguments.destination, arguments.copy);
+    if (!std::cout.flush()) throw std::runtime_error("the output could not be written");
   } catch (const c10::Error& error) {
     std::cerr << "dcp: " << error.what_without_backtrace() << '\n';
     return kBadCheckpoint;

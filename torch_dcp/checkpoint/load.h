@@ -14,6 +14,7 @@
 
 namespace dcp {
 
+/// How to load; the same on every rank but for the planner's state.
 struct LoadOptions {
   /// As in SaveOptions.
   GroupRef process_group = {};

@@ -11,6 +11,7 @@
 
 namespace dcp {
 
+/// How to save; the same on every rank but for the planner's state.
 struct SaveOptions {
   /// The ranks that save together; null: this process alone. The library makes a group of its own
   /// from the same store and never waits on this one.
@@ -35,8 +36,7 @@ struct SaveOptions {
 /// \param state  Not changed. Must not be changed by others until this returns.
 /// \returns The checkpoint's metadata, alike on every rank.
 /// \throws dcp::CheckpointError, alike on every rank: the ranks that failed, and why. A failure before the commit
-/// leaves
-///         the earlier checkpoint.
+///         leaves the earlier checkpoint.
 /// \throws dcp::Error kInvalidArgument, kComm or kDeadline on this rank alone if no communicator can be made.
 ///
 /// Values that ranks hold alike but that differ: of an object the lowest rank's is saved, of a tensor that of one rank,
