@@ -8,6 +8,8 @@ load("//third_party:system_python_module.bzl", "system_python_module")
 _LIBRARIES = {
     "system_isal": dict(target = "isal", header = "isa-l/crc.h", libs = ["isal"], package = "libisal-dev"),
     "system_zlib": dict(target = "zlib", header = "zlib.h", libs = ["z"], package = "zlib1g-dev"),
+    "system_zstd": dict(target = "zstd", header = "zstd.h", libs = ["zstd"], package = "libzstd-dev"),
+    "system_benchmark": dict(target = "benchmark", header = "benchmark/benchmark.h", libs = ["benchmark"], package = "libbenchmark-dev"),
     "system_nlohmann_json": dict(target = "json", header = "nlohmann/json.hpp", package = "nlohmann-json3-dev"),
     "system_cli11": dict(target = "cli11", header = "CLI/CLI.hpp", package = "libcli11-dev"),
 }

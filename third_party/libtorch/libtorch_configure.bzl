@@ -14,13 +14,30 @@ Targets:
   :cuda       :c10d with libtorch_cuda and libc10_cuda; the same as :c10d without CUDA
 Settings for select(): :has_distributed, :has_gloo, :has_gloo_headers, :has_mpi,
   :has_nccl, :has_nccl_headers, :has_cuda, :abi_old (built with _GLIBCXX_USE_CXX11_ABI=0).
-For load(): LIBTORCH in :defs.bzl, a struct of what was found.
+For load(): LIBTORCH in :defs.bzl, a struct of what was found; is_python says whether it is the one that python3
+  imports.
 """
 
 _MIN_VERSION = (2, 6)
 
 def _exists(rctx, *parts):
     return rctx.path("/".join([str(p) for p in parts])).exists
+
+def _python_package(rctx, python):
+    """The folder of Python's package torch, or the empty string; the package is found, not imported."""
+    found = rctx.execute([python, "-c", "\n".join([
+        "import importlib.util",
+        "s = importlib.util.find_spec('torch')",
+        "print(list(s.submodule_search_locations)[0] if s and s.submodule_search_locations else '')",
+    ])])
+    return found.stdout.strip() if found.return_code == 0 else ""
+
+def _is_python(rctx, cpu):
+    """Whether python3, as tests run it, loads this same library: what is built with it can then be loaded there."""
+    python = rctx.which("python3")
+    package = _python_package(rctx, python) if python else ""
+    library = package + "/lib/libtorch_cpu.so"
+    return bool(package) and _exists(rctx, library) and rctx.path(library).realpath == rctx.path(cpu).realpath
 
 def _find(rctx):
     """Returns (include folder, library folder, kind), or fails with what it tried."""
@@ -36,13 +53,7 @@ def _find(rctx):
 
     python = rctx.os.environ.get("LIBTORCH_PYTHON", "") or rctx.which("python3")
     if python:
-        # Names the package's folder without importing it.
-        found = rctx.execute([python, "-c", "\n".join([
-            "import importlib.util",
-            "s = importlib.util.find_spec('torch')",
-            "print(list(s.submodule_search_locations)[0] if s and s.submodule_search_locations else '')",
-        ])])
-        package = found.stdout.strip() if found.return_code == 0 else ""
+        package = _python_package(rctx, python)
         if package and _exists(rctx, package, "include/torch") and _exists(rctx, package, "lib/libtorch_cpu.so"):
             return package + "/include", package + "/lib", "python"
         tried.append("Python package torch of %s (%s)" % (python, package + " has no LibTorch" if package else "none"))
@@ -136,6 +147,7 @@ def _impl(rctx):
     found = struct(
         version = "%d.%d.%d" % version,
         kind = kind,
+        is_python = _is_python(rctx, cpu),
         distributed = distributed,
         gloo = gloo,
         gloo_headers = gloo and gloo_headers,
