@@ -36,6 +36,11 @@ TEST(ErrorTest, CheckThrowsOnlyWhenFalse) {
   EXPECT_THROW(DCP_CHECK(1 + 1 == 3, kInternal, "arithmetic"), Error);
 }
 
+TEST(ErrorTest, AZeroByteEndsNoMessage) {
+  const Error error(ErrorKind::kKey, std::string("no '\0' and \0\0 here", 18), "here");
+  EXPECT_STREQ(error.what_without_backtrace(), "no '\\0' and \\0\\0 here");
+}
+
 TEST(ErrorTest, EveryKindHasAName) {
   for (int kind = 0; kind <= static_cast<int>(ErrorKind::kInternal); ++kind) {
     EXPECT_STRNE(error_kind_name(static_cast<ErrorKind>(kind)), "Unknown");

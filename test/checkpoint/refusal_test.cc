@@ -2,15 +2,19 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "test/checkpoint/checkpoint_support.h"
 #include "test/support/expect_error.h"
 #include "test/support/fault_injecting_file_system.h"
+#include "torch_dcp/io/local_file_system.h"
 #include "torch_dcp/plan/default_load_planner.h"
 #include "torch_dcp/state_dict/stateful.h"
+#include "torch_dcp/storage/filesystem_reader.h"
 
 namespace dcp::test {
 namespace {
@@ -61,8 +65,10 @@ TEST(RefusalTest, WhatCannotBeStoredBeforeTheOldCheckpointGoes) {
   const auto before = contents_of(*place.files, "c");
   FileSystemWriterOptions revoke;
   revoke.overwrite_form = OverwriteForm::kRevokeFirst;
-  const at::Tensor quantized = at::quantize_per_tensor(counted({3}), 0.5, 0, at::kQInt8);
+  const DTensor quantized = DTensor::empty({3}, at::kQInt8, DeviceMesh::make({1}, 0), {Placement::replicate()});
   expect_error(ErrorKind::kUnsupported, "key 'q'", [&] { place.save({{"q", quantized}}, "c", revoke); });
+  expect_error(ErrorKind::kInvalidArgument, "without a quantizer",
+               [&] { place.save({{"q", at::empty({3}, at::kQInt8)}}, "c", revoke); });
   const DTensor shard = DTensor::distribute(counted({3}), DeviceMesh::make({1}, 0), {Placement::shard(0)});
   const Tuple pair = {Value(1), Value(Dict{{"d", shard}})};
   expect_error(ErrorKind::kUnsupported, "[1]['d']", [&] { place.save({{"pair", pair}}, "c", revoke); });
@@ -86,12 +92,65 @@ TEST(RefusalTest, PartsOfSomeRanksAreNotTheWhole) {
   run_ranks(3, [&](RankContext& ranks) {
     SaveOptions options;
     options.use_collectives = false;
-    place_of(ranks, files).save_with({{"n", ranks.rank()}}, "c", options);
+    const StateDict state = {{"w", split(counted({6}), ranks)}, {"other", counted({ranks.rank() + 1})}};
+    place_of(ranks, files).save_with(state, "c", options);
   });
-  StateDict state = {{"n", -1}};
-  expect_error(ErrorKind::kUnsupported, "at least", [&] { Place{files}.load(state, "c"); });
-  expect_error(ErrorKind::kUnsupported, "at least", [&] { Place{files}.rebuild("c"); });
-  EXPECT_EQ(state.at("n").as_int(), -1);
+  StateDict state = {{"w", pattern({6})}};
+  expect_error(ErrorKind::kCorruptData,
+               "a float32 tensor of size [1] on rank 0 and a float32 tensor of size [2] on rank 1",
+               [&] { Place{files}.load(state, "c"); });
+  expect_error(ErrorKind::kCorruptData, "key 'other'", [&] { Place{files}.rebuild("c"); });
+  files->remove_file("c/__2.metadata");
+  expect_error(ErrorKind::kCorruptData, "none holds [4] + [2]", [&] { Place{files}.load(state, "c"); });
+  EXPECT_TRUE(is_pattern(state.at("w").as_tensor()));
+}
+
+TEST(RefusalTest, FilesOfACheckpointThatAreSymbolicLinks) {
+  namespace fs = std::filesystem;
+  const Place place{local_file_system()};
+  const StateDict saved = {{"w", counted({4})}, {"n", 1}};
+  for (const std::string name : {"__0_0.distcp", ".metadata"}) {
+    SCOPED_TRACE(name);
+    const fs::path folder = fs::path(::testing::TempDir()) / ("links" + name);
+    const std::string file = folder / name;
+    place.save(saved, folder);
+    fs::create_symlink(folder, folder.string() + "_latest");
+    EXPECT_EQ(first_difference(place.rebuild(folder.string() + "_latest"), saved), "") << "the folder may be a link";
+    fs::rename(file, file + ".elsewhere");
+    fs::create_symlink(file + ".elsewhere", file);
+
+    StateDict state = {{"w", pattern({4})}, {"n", 0}};
+    const std::string text = error_of([&] { place.load(state, folder); });
+    EXPECT_NE(text.find(file + " is a symbolic link"), std::string::npos) << text;
+    EXPECT_TRUE(is_pattern(state["w"].as_tensor()));
+    EXPECT_FALSE(is_complete(folder));
+    place.load(state, folder, {}, {.follow_links = true});
+    EXPECT_EQ(first_difference(state, saved), "");
+
+    place.save({{"w", counted({4}) + 1}, {"n", 2}}, folder);
+    place.load(state, folder);
+    EXPECT_EQ(state["n"].as_int(), 2);
+    EXPECT_TRUE(fs::exists(file + ".elsewhere")) << "only the link goes";
+  }
+}
+
+TEST(RefusalTest, WhatIsNoRegularFile) {
+  namespace fs = std::filesystem;
+  const Place place{local_file_system()};
+  const fs::path folder = fs::path(::testing::TempDir()) / "no_files";
+  const auto expect_named = [&](const fs::path& file) {
+    StateDict state = {{"w", pattern({4})}};
+    const std::string text = error_of([&] { place.load(state, folder); });
+    EXPECT_NE(text.find(file.string() + " is not a regular file"), std::string::npos) << text;
+    EXPECT_FALSE(is_complete(folder));
+  };
+  place.save({{"w", counted({4})}}, folder);
+  fs::remove(folder / "__0_0.distcp");
+  ASSERT_EQ(::mkfifo((folder / "__0_0.distcp").c_str(), 0600), 0);
+  expect_named(folder / "__0_0.distcp");
+  fs::remove(folder / ".metadata");
+  fs::create_directory(folder / ".metadata");
+  expect_named(folder / ".metadata");
 }
 
 TEST(RefusalTest, MoreFilesThanMayBeOpenAtOnce) {

@@ -118,9 +118,10 @@ TEST_P(FileSystemSuite, AnEmptyFileIsThere) {
 
 TEST_P(FileSystemSuite, LargeAndManyPartsReadBack) {
   const Bytes bytes = random_bytes((std::size_t{21} << 20) + 4567, 1);
-  for (const bool early_write_back : {true, false}) {
+  for (const auto& [early_write_back, direct_writes] : {std::pair(true, false), {false, false}, {true, true}}) {
     const auto file = files().create_file(path("large"));
     file->set_early_write_back(early_write_back);
+    file->set_direct_writes(direct_writes);
     ByteSpan rest(bytes);
     const auto take = [&](std::size_t count) {
       const ByteSpan part = rest.first(count);

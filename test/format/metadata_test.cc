@@ -695,6 +695,44 @@ TEST(MetadataHostile, DeepAndSharedStructures) {
   expect_error(ErrorKind::kUnsupported, "too large", "laughs", [&] { decode_metadata(ignored.pickle()); });
 }
 
+TEST(MetadataHostile, SharedTextsAreNotCopiedWithoutEnd) {
+  const std::string text(std::size_t{1} << 18, 'x');
+  // Not text_of, whose copies would hold as many copies of it.
+  const Write long_text = [&text](pickle::Writer& writer) { writer.text(text); };
+  const auto expect_refused = [&text](const char* name, const Parts& parts) {
+    const Bytes bytes = parts.pickle();
+    ASSERT_LT(bytes.size(), 2 * text.size()) << "the text is shared";
+    expect_error(ErrorKind::kUnsupported, ".metadata: its shared parts", name, [&] { decode_metadata(bytes); });
+  };
+  Parts paths;
+  for (int i = 0; i < 1000; ++i) paths.paths.push_back({text_of(std::to_string(i)), tuple_of({long_text})});
+  expect_refused("paths", paths);
+  Parts one_path;
+  one_path.paths.push_back({text_of("p"), tuple_of(std::vector<Write>(400, long_text))});
+  expect_refused("one path", one_path);
+  Parts files;
+  files.relative_path = long_text;
+  Parts keys;
+  Parts transforms;
+  transforms.transforms = list_of(std::vector<Write>(200, long_text));
+  expect_refused("transforms", transforms);
+  for (int i = 1; i < 1000; ++i) {
+    files.more_storage.push_back({files.make_index(text_of("w"), int_of(i), size_of({i, 0})), files.make_info()});
+    keys.more_storage.push_back({keys.make_index(long_text, int_of(i), size_of({i, 0})), keys.make_info()});
+  }
+  expect_refused("files", files);
+  expect_refused("keys", keys);
+  Parts id;
+  id.storage_meta_fields = {
+      {text_of("checkpoint_id"), call_of(global_of("pathlib", "PosixPath"), std::vector<Write>(200, long_text))}};
+  expect_refused("id", id);
+
+  // A few long names are nothing special.
+  Parts few;
+  few.paths = {{text_of("w"), tuple_of({long_text, long_text})}};
+  EXPECT_EQ(decode_metadata(few.pickle()).planner_data->find("w")->size(), 2u);
+}
+
 TEST(MetadataHostile, OddButSound) {
   Parts plain;
   EXPECT_EQ(decode_metadata(plain.pickle()).state_dict_metadata.size(), 2u);

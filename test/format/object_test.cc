@@ -372,7 +372,7 @@ TEST(ObjectHostile, UnknownObjectsAreOpaque) {
       {"}NK\x01s", "dict"},
       {"]c__builtin__\nset\n]\x85Ra", "list"},
       {"ccopy_reg\n_reconstructor\ncm\nC\nc__builtin__\nobject\nN\x87R", "m.C"},
-      {"ctorch._utils\n_rebuild_qtensor\n)R", "torch.Tensor"},
+      {"ctorch._utils\n_rebuild_sparse_tensor\n)R", "torch.Tensor"},
       {"\x8a\x09\0\0\0\0\0\0\0\0\x01"s, "int"},
       {"]q\0c__builtin__\nset\n]h\0a\x85Ra"s, "list"},
   };

@@ -97,6 +97,25 @@ TEST_F(LocalFileSystemTest, AFifoIsNoFileAndDoesNotBlockTheReader) {
   expect_error(ErrorKind::kIo, "not a regular file", [&] { files_->open_file(path("fifo")); });
 }
 
+TEST_F(LocalFileSystemTest, ALinkIsReadWhereAllowedAndNeverWrittenThrough) {
+  write("outside", as_bytes("0123"));
+  ASSERT_EQ(::symlink("outside", path("link").c_str()), 0);
+  ASSERT_EQ(::symlink("nowhere", path("dangling").c_str()), 0);
+  EXPECT_EQ(files_->open_file(path("link"))->size(), 4u);
+  EXPECT_EQ(files_->file_size(path("link")), 4u);
+  EXPECT_EQ(files_->file_size(path("link"), Links::kRefuse), std::nullopt);
+  EXPECT_EQ(files_->file_size(path("outside"), Links::kRefuse), 4u);
+  EXPECT_EQ(files_->open_file(path("outside"), Links::kRefuse)->size(), 4u);
+  for (const std::string& name : {path("link"), path("dangling")}) {
+    const std::string cause = name + "\": it is a symbolic link";
+    expect_error(ErrorKind::kUnsupported, cause, [&] { files_->open_file(name, Links::kRefuse); });
+    expect_error(ErrorKind::kUnsupported, cause, [&] { files_->create_file(name); });
+    expect_error(ErrorKind::kAlreadyExists, name, [&] { files_->create_file(name, /*exclusive=*/true); });
+  }
+  EXPECT_EQ(files_->file_size(path("outside")), 4u);
+  EXPECT_EQ(files_->file_type(path("nowhere")), FileType::kNone);
+}
+
 TEST_F(LocalFileSystemTest, ANameThatIsTooLongIsNamed) {
   const std::string name(300, 'n');
   expect_error(ErrorKind::kIo, name, [&] { files_->file_type(path(name)); });
@@ -148,6 +167,40 @@ TEST_F(LocalFileSystemTest, AShortWriteGoesOnUntilTheSystemRefuses) {
   const Bytes written = read_whole_file(*files_, path("f"), kLimit);
   ASSERT_EQ(written.size(), kLimit);
   EXPECT_TRUE(std::equal(written.begin(), written.end(), bytes.begin()));
+}
+
+TEST_F(LocalFileSystemTest, DirectWritesOfAnySizesReadBack) {
+  const Bytes bytes = pattern((std::size_t{70} << 20) + 12'345);
+  for (const bool is_synced_between : {false, true}) {
+    for (const std::size_t append_bytes : {std::size_t{1} << 20, (std::size_t{3} << 20) + 77, bytes.size()}) {
+      SCOPED_TRACE(append_bytes);
+      const auto file = files_->create_file(path("f"));
+      file->set_direct_writes(true);
+      for (ByteSpan rest = bytes; !rest.empty();) {
+        const ByteSpan part = rest.first(std::min(append_bytes, rest.size()));
+        file->append(part);
+        rest = rest.subspan(part.size());
+        if (is_synced_between && rest.size() < bytes.size() / 2) file->sync();
+        EXPECT_EQ(file->size(), bytes.size() - rest.size());
+      }
+      file->close();
+      EXPECT_EQ(files_->file_size(path("f")), bytes.size());
+      EXPECT_TRUE(read_whole_file(*files_, path("f"), bytes.size()) == bytes);
+    }
+  }
+}
+
+TEST_F(LocalFileSystemTest, ADirectWriteThatTheSystemRefusesIsNeverForgotten) {
+  const Bytes bytes = pattern(std::size_t{30} << 20);
+  const auto file = files_->create_file(path("f"));
+  file->set_direct_writes(true);
+  {
+    const FileSizeLimit limit((std::size_t{9} << 20) + 1000);
+    expect_error(ErrorKind::kIo, path("f") + "\": File too large", [&] { file->append(bytes); });
+  }
+  expect_error(ErrorKind::kIo, path("f"), [&] { file->append(as_bytes("x")); });
+  expect_error(ErrorKind::kIo, "an earlier call failed", [&] { file->sync(); });
+  expect_error(ErrorKind::kIo, path("f"), [&] { file->close(); });
 }
 
 TEST_F(LocalFileSystemTest, AFullDeviceIsReported) {

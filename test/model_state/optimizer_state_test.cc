@@ -1,4 +1,4 @@
-// State of SGD, Adam and AdamW: its form, what asking and setting change and what not, names and groups.
+// State of optimizers: its form, what asking and setting change and what not, names and groups.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,194 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include "test/model_state/optimizer_support.h"
 #include "test/support/expect_error.h"
-#include "test/support/rank_runner.h"
-#include "torch_dcp/checkpoint/load.h"
-#include "torch_dcp/checkpoint/save.h"
-#include "torch_dcp/io/memory_file_system.h"
 #include "torch_dcp/model_state/model_state_dict.h"
 #include "torch_dcp/model_state/optimizer_adapter.h"
 #include "torch_dcp/model_state/optimizer_state_dict.h"
 #include "torch_dcp/state_dict/equal.h"
 #include "torch_dcp/state_dict/stateful.h"
-#include "torch_dcp/storage/filesystem_reader.h"
-#include "torch_dcp/storage/filesystem_writer.h"
 #include "torch_dcp/tensor/device_mesh.h"
 
-namespace dcp {
+namespace dcp::test {
 namespace {
-
-namespace nn = torch::nn;
-namespace optim = torch::optim;
-using test::expect_error;
-using OptimizerPtr = std::unique_ptr<optim::Optimizer>;
-using Parameters = std::vector<at::Tensor>;
-
-// --- models, optimizers, training ------------------------------------------------------------------------------------
-
-/// Linear layers under the given names, registered in the given order.
-struct Net : nn::Module {
-  explicit Net(const std::vector<std::string>& names = {"one", "two"}) {
-    for (const std::string& name : names) {
-      nn::Linear layer(nn::LinearOptions(5, 5).bias(true));
-      register_module(name, layer);
-    }
-    const torch::NoGradGuard no_grad;
-    for (const auto& item : named_parameters()) {
-      const double shift = static_cast<double>(item.key().front()) + static_cast<double>(item.key().back());
-      at::Tensor value = item.value();
-      value.copy_(torch::arange(value.numel()).add(shift).sin().mul(0.5).view(value.sizes()));
-    }
-  }
-
-  at::Tensor operator[](const std::string& name) const { return named_parameters()[name]; }
-};
-
-/// Gradients that depend on the weights, of the parameters in `names` (all if empty).
-void backward(const Net& net, const std::vector<std::string>& names = {}) {
-  for (const auto& item : net.named_parameters()) {
-    const bool is_used = names.empty() || std::find(names.begin(), names.end(), item.key()) != names.end();
-    if (!is_used || !item.value().requires_grad()) continue;
-    at::Tensor parameter = item.value();
-    const at::Tensor weight = torch::arange(parameter.numel()).add(0.3).cos().view(parameter.sizes());
-    parameter.mutable_grad() = at::Tensor();
-    parameter.pow(3).mul(weight).sum().backward();
-  }
-}
-
-void train(const Net& net, optim::Optimizer& optimizer, int steps, const std::vector<std::string>& names = {}) {
-  for (int i = 0; i < steps; ++i) {
-    backward(net, names);
-    optimizer.step();
-  }
-}
-
-struct Case {
-  std::string name;
-  std::function<OptimizerPtr(Parameters, double lr)> make;
-  bool has_state = true;
-};
-
-std::vector<Case> cases() {
-  return {
-      {"Adam", [](Parameters p, double lr) { return std::make_unique<optim::Adam>(p, optim::AdamOptions(lr)); }},
-      {"Adam, amsgrad and decay",
-       [](Parameters p, double lr) {
-         return std::make_unique<optim::Adam>(p, optim::AdamOptions(lr).amsgrad(true).weight_decay(0.1));
-       }},
-      {"AdamW",
-       [](Parameters p, double lr) {
-         return std::make_unique<optim::AdamW>(p, optim::AdamWOptions(lr).weight_decay(0.01));
-       }},
-      {"SGD",
-       [](Parameters p, double lr) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).weight_decay(0.1)); },
-       false},
-      {"SGD, momentum and dampening",
-       [](Parameters p, double lr) {
-         return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).momentum(0.9).dampening(0.4).weight_decay(0.1));
-       }},
-      {"SGD, Nesterov",
-       [](Parameters p, double lr) {
-         return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).momentum(0.9).nesterov(true));
-       }},
-  };
-}
-
-const OptimizerStateOptions& form(bool flatten) {
-  static const OptimizerStateOptions kNested = {}, kFlattened = {.flatten = true};
-  return flatten ? kFlattened : kNested;
-}
-
-// --- looking at what is there ----------------------------------------------------------------------------------------
-
-Value deep_copy(const Value& value) {
-  Value copy = value;
-  if (value.is_tensor()) copy = value.as_tensor().detach().clone();
-  if (value.is_dict()) {
-    for (auto& [key, inner] : copy.as_dict()) inner = deep_copy(inner);
-  }
-  if (value.is_list()) {
-    for (Value& inner : copy.as_list()) inner = deep_copy(inner);
-  }
-  return copy;
-}
-
-Dict deep_copy(const Dict& dict) { return deep_copy(Value(dict)).as_dict(); }
-
-/// All that an optimizer and its parameters hold, read past the functions under test.
-Dict everything(const Net& net, const optim::Optimizer& optimizer) {
-  const OptimizerAdapters adapters = built_in_optimizer_adapters();
-  const auto adapter =
-      *std::find_if(adapters.begin(), adapters.end(), [&](const auto& a) { return a->handles(optimizer); });
-  Dict all;
-  for (const auto& item : net.named_parameters()) {
-    const at::Tensor& parameter = item.value();
-    Dict entry = {{"value", parameter.detach()},
-                  {"grad", parameter.grad().defined() ? Value(parameter.grad()) : None()}};
-    const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
-    if (state != optimizer.state().end()) entry["state"] = adapter->read_state(*state->second);
-    all[item.key()] = std::move(entry);
-  }
-  List groups;
-  for (const auto& group : optimizer.param_groups()) groups.push_back(adapter->read_options(group.options()));
-  all["groups"] = std::move(groups);
-  return deep_copy(all);
-}
-
-/// Empty if they are the same.
-std::string difference(const Net& a, const optim::Optimizer& of_a, const Net& b, const optim::Optimizer& of_b) {
-  return first_difference(everything(a, of_a), everything(b, of_b));
-}
-
-void copy_weights(const Net& from, Net& to) { set_model_state_dict(to, get_model_state_dict(from)); }
-
-/// A checkpoint, and the ranks that save and load it together: this one alone without a communicator.
-struct Place {
-  std::shared_ptr<FileSystem> files = make_memory_file_system();
-  std::shared_ptr<Communicator> communicator = nullptr;
-
-  void save(const Dict& state) const {
-    FileSystemWriter writer("ckpt", {.file_system = files});
-    dcp::save(state, writer, {.communicator = communicator});
-  }
-
-  void load(Dict& state) const {
-    FileSystemReader reader("ckpt", {.file_system = files});
-    const LoadReport report = dcp::load(state, reader, {.communicator = communicator});
-    EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
-  }
-};
-
-/// Runs `body` alone and on two ranks that have the same.
-void alone_and_on_two_ranks(const std::function<void(const Place&)>& body) {
-  body(Place());
-  const auto files = make_memory_file_system();
-  testing::run_ranks(
-      2, [&](testing::RankContext& ranks) { body({files, std::make_shared<Communicator>(ranks.communicator())}); });
-}
-
-/// Saves, loads into what another optimizer gives, and sets that.
-LoadReport pass_through_checkpoint(const Net& net, const optim::Optimizer& optimizer, const Net& other,
-                                   optim::Optimizer& of_other, bool flatten, const Place& place = {}) {
-  place.save({{"optim", get_optimizer_state_dict(net, optimizer, form(flatten))}});
-  Dict state = {{"optim", get_optimizer_state_dict(other, of_other, form(flatten))}};
-  place.load(state);
-  return set_optimizer_state_dict(other, of_other, state.at("optim").as_dict(), form(flatten));
-}
-
-/// The state as a checkpoint has it, read without an optimizer.
-Dict stored_form(const Dict& state) {
-  const Place place;
-  place.save({{"optim", state}});
-  FileSystemReader reader("ckpt", {.file_system = place.files});
-  return load_keys(reader).at("optim").as_dict();
-}
-
-std::vector<std::string> keys(const Dict& dict) {
-  std::vector<std::string> result;
-  for (const auto& [key, value] : dict) result.push_back(to_string(key));
-  return result;
-}
 
 // --- form ------------------------------------------------------------------------------------------------------------
 
@@ -300,8 +123,8 @@ TEST(OptimizerStateTest, O21_ACopyFromBeforeTheFirstStepStepsLikeTheTwin) {
       backward(net);
       backward(copy);
       pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten);
-      optimizer->step();
-      of_copy->step();
+      train(net, *optimizer, 1);
+      train(copy, *of_copy, 1);
       EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "");
       train(net, *optimizer, 1);
       train(copy, *of_copy, 1);
@@ -331,7 +154,7 @@ void expect_only_the_optimizer_is_set(const Case& c, bool flatten, const Place& 
   copy_weights(net, copy);
   backward(net);
   backward(copy);
-  pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten, place);
+  pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten, place, c.has_history);
   EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "") << "weights and gradients stay, the rest is taken";
   EXPECT_EQ(of_copy->state().empty(), !c.has_state);
   train(net, *optimizer, 3);
@@ -640,7 +463,7 @@ TEST(OptimizerStateTest, O24_c_TrainableButNeverUsed) {
       const OptimizerPtr optimizer = c.make(net.parameters(), 0.1), of_copy = c.make(copy.parameters(), 0.7);
       train(net, *optimizer, 2, used);
       copy_weights(net, copy);
-      pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten);
+      pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten, {}, c.has_history);
       train(net, *optimizer, 2);
       train(copy, *of_copy, 2);
       EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "");
@@ -870,4 +693,4 @@ TEST(OptimizerAdapterTest, UnknownOptimizersAreNamedUnlessAnAdapterIsGiven) {
 }
 
 }  // namespace
-}  // namespace dcp
+}  // namespace dcp::test

@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "test/support/expect_error.h"
 #include "torch_dcp/checkpoint/load.h"
 #include "torch_dcp/model_state/model_state_dict.h"
 #include "torch_dcp/model_state/optimizer_state_dict.h"
+#include "torch_dcp/state_dict/equal.h"
 #include "torch_dcp/state_dict/flatten.h"
 #include "torch_dcp/storage/filesystem_reader.h"
 
@@ -48,7 +50,7 @@ Json expected_entries(const std::string& name) {
 }
 
 Dict read_fixture(const std::string& name) {
-  FileSystemReader reader(fixture(name) + "/ckpt");
+  FileSystemReader reader(fixture(name) + "/ckpt", {.follow_links = true});
   return load_keys(reader);
 }
 
@@ -122,7 +124,7 @@ TEST(FixtureTest, single_model_adam_nested_IntoDestinations) {
   FixtureNet net;
   optim::Adam adam(net.parameters(), optim::AdamOptions(0.5));
   Dict state = {{"model", get_model_state_dict(net)}, {"optim", get_optimizer_state_dict(net, adam)}};
-  FileSystemReader reader(fixture("single_model_adam_nested") + "/ckpt");
+  FileSystemReader reader(fixture("single_model_adam_nested") + "/ckpt", {.follow_links = true});
   load(state, reader);
   set_optimizer_state_dict(net, adam, state.at("optim").as_dict());
   const Json entries = expected_entries("single_model_adam_nested");
@@ -148,20 +150,69 @@ TEST(FixtureTest, optimizer_two_groups) {
   expect_as_saved(expected_entries("optimizer_two_groups"), "adamw", get_optimizer_state_dict(net, adamw));
 }
 
+template <typename Optimizer, typename Options>
+void expect_fixture_passes_through(const std::string& fixture_name, const std::string& prefix, const Dict& stored,
+                                   const OptimizerStateOptions& form) {
+  SCOPED_TRACE(fixture_name + ": " + prefix);
+  Small net;
+  Optimizer optimizer(net.parameters(), Options(0.5));
+  const LoadReport report = set_optimizer_state_dict(net, optimizer, stored, form);
+  EXPECT_TRUE(report.missing.empty() && report.unexpected.empty() && report.converted.empty());
+  expect_as_saved(expected_entries(fixture_name), prefix, get_optimizer_state_dict(net, optimizer, form));
+}
+
 TEST(FixtureTest, optimizers_nestedAndFlat) {
   for (const bool flatten : {false, true}) {
     const std::string name = flatten ? "optimizers_flat" : "optimizers_nested";
-    SCOPED_TRACE(name);
+    const OptimizerStateOptions& form = flatten ? kFlattened : kNested;
     const Dict stored = read_fixture(name);
-    const Json entries = expected_entries(name);
-    Small net;
-    optim::SGD sgd(net.parameters(), optim::SGDOptions(0.5));
-    set_optimizer_state_dict(net, sgd, stored.at("sgd").as_dict(), flatten ? kFlattened : kNested);
-    expect_as_saved(entries, "sgd", get_optimizer_state_dict(net, sgd, flatten ? kFlattened : kNested));
-    optim::AdamW adamw(net.parameters(), optim::AdamWOptions(0.5));
-    set_optimizer_state_dict(net, adamw, stored.at("adamw").as_dict(), flatten ? kFlattened : kNested);
-    expect_as_saved(entries, "adamw", get_optimizer_state_dict(net, adamw, flatten ? kFlattened : kNested));
+    const auto of = [&](const char* prefix) { return stored.at(prefix).as_dict(); };
+    expect_fixture_passes_through<optim::SGD, optim::SGDOptions>(name, "sgd", of("sgd"), form);
+    expect_fixture_passes_through<optim::AdamW, optim::AdamWOptions>(name, "adamw", of("adamw"), form);
+    expect_fixture_passes_through<optim::Adagrad, optim::AdagradOptions>(name, "adagrad", of("adagrad"), form);
+    expect_fixture_passes_through<optim::RMSprop, optim::RMSpropOptions>(name, "rmsprop", of("rmsprop"), form);
   }
+}
+
+TEST(FixtureTest, optimizer_lbfgs) {
+  expect_fixture_passes_through<optim::LBFGS, optim::LBFGSOptions>(
+      "optimizer_lbfgs", "lbfgs", read_fixture("optimizer_lbfgs").at("lbfgs").as_dict(), kNested);
+}
+
+/// Names in place of the numbers that Python's `optimizer.state_dict()` has.
+Dict with_names(Dict state, const std::vector<std::string>& names) {
+  Dict named;
+  if (const Value* numbered = state.find("state")) {
+    for (const auto& [number, values] : numbered->as_dict()) named[names.at(std::stoul(to_string(number)))] = values;
+  }
+  state["state"] = std::move(named);
+  for (Value& group : state.at("param_groups").as_list()) {
+    for (Value& each : group.as_dict().at("params").as_list()) {
+      each = names.at(static_cast<std::size_t>(each.as_int()));
+    }
+  }
+  return state;
+}
+
+TEST(FixtureTest, optimizer_plain_state_dict) {
+  const Dict stored = read_fixture("optimizer_plain_state_dict");
+  Small net;
+  optim::Adam adam(net.parameters(), optim::AdamOptions(0.5));
+  test::expect_error(ErrorKind::kType, "'param_groups.0.params'",
+                     [&] { set_optimizer_state_dict(net, adam, stored.at("adam").as_dict()); });
+  const std::vector<std::string> names = {"fc.weight", "fc.bias"};
+  const Dict named = with_names(stored.at("adam").as_dict(), names);
+  set_optimizer_state_dict(net, adam, named);
+  EXPECT_EQ(first_difference(get_optimizer_state_dict(net, adam).at("state"), named.at("state")), "");
+  const Json entries = expected_entries("optimizer_plain_state_dict");
+  const Dict now = get_optimizer_state_dict(net, adam);
+  EXPECT_EQ(hex_of(now.at("state").as_dict().at("fc.bias").as_dict().at("exp_avg").as_tensor()),
+            entries.at("adam.state.1.exp_avg").at("hex").get<std::string>());
+
+  optim::SGD sgd(net.parameters(), optim::SGDOptions(0.5));
+  set_optimizer_state_dict(net, sgd, with_names(stored.at("sgd").as_dict(), names));
+  EXPECT_EQ(sgd.param_groups()[0].options().get_lr(), 0.1);
+  EXPECT_TRUE(sgd.state().empty());
 }
 
 }  // namespace

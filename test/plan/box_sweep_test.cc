@@ -58,7 +58,7 @@ TEST(BoxSweep, FindsAnOverlapWheneverOnePairOverlaps) {
   std::mt19937 random(1);
   int found_count = 0;
   for (int round = 0; round < 4000; ++round) {
-    const std::size_t ndim = 1 + random() % 4;
+    const std::size_t ndim = 1 + random() % 5;
     std::vector<Box> boxes;
     for (std::size_t i = random() % 7; i > 0; --i) boxes.push_back(random_box(ndim, 6, random));
     bool expected = false;
@@ -189,6 +189,76 @@ TEST(Validate, O30_CheckerboardsTakeNLogNComparisons) {
     EXPECT_LE(counters.pair_tests, 2u * 16384u);
     EXPECT_LE(static_cast<double>(counters.sort_comparisons), 5 * n_log_n(16384));
   }
+}
+
+/// `n` by `n` by `n` chunks of 2 x 3 x 1 elements, in random order, and the last dimension cut in two once more.
+TensorStorageMetadata four_dim_grid(std::int64_t n) {
+  TensorStorageMetadata tensor = stored({2 * n, 3 * n, n, 8}, {});
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      for (std::int64_t k = 0; k < n; ++k) {
+        tensor.chunks.push_back({{2 * i, 3 * j, k, 0}, {2, 3, 1, 5}});
+        tensor.chunks.push_back({{2 * i, 3 * j, k, 5}, {2, 3, 1, 3}});
+      }
+    }
+  }
+  std::mt19937 random(7);
+  std::shuffle(tensor.chunks.begin(), tensor.chunks.end(), random);
+  return tensor;
+}
+
+TEST(Validate, O30_GridsOfManyDimensionsTakeNLogNComparisons) {
+  TensorStorageMetadata grid = four_dim_grid(20);
+  const std::size_t n = grid.chunks.size();
+  SweepCounters counters;
+  EXPECT_TRUE(check_chunks(grid, &counters).covers_all());
+  EXPECT_LE(counters.pair_tests, 2 * n);
+  EXPECT_LE(static_cast<double>(counters.sort_comparisons), 4 * 2 * n_log_n(n));
+  grid.chunks[n / 2].sizes[2] += 1;
+  if (grid.chunks[n / 2].offsets[2] == 19) grid.chunks[n / 2].offsets[2] -= 1;
+  EXPECT_NE(fault_of(grid).find("overlap"), std::string::npos);
+}
+
+/// Rods along each of three dimensions, none touching another, and no plane that parts them.
+std::vector<Box> rods(std::int64_t count_per_dim) {
+  const std::int64_t extent = 3 * count_per_dim;
+  std::vector<Box> boxes;
+  for (std::int64_t i = 0; i < count_per_dim; ++i) {
+    boxes.push_back({{0, 3 * i, 3 * i}, {extent, 1, 1}});
+    boxes.push_back({{3 * i + 1, 0, 3 * i + 1}, {1, extent, 1}});
+    boxes.push_back({{3 * i + 2, 3 * i + 2, 0}, {1, 1, extent}});
+  }
+  return boxes;
+}
+
+/// Slabs that come off one by one, each time in another dimension.
+std::vector<Box> peels(std::int64_t count) {
+  std::vector<Box> boxes;
+  Box rest = whole_box(Sizes(3, count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::size_t dim = static_cast<std::size_t>(i % 3);
+    Box peel = rest;
+    peel.sizes[dim] = 1;
+    boxes.push_back(peel);
+    rest.offsets[dim] += 1;
+    rest.sizes[dim] -= 1;
+  }
+  return boxes;
+}
+
+TEST(BoxSweep, IrregularBoxesTakeABoundedTime) {
+  for (auto make : {rods, peels}) {
+    std::vector<Box> some = make(1000);
+    EXPECT_FALSE(find_overlap(some));
+    some.push_back(some[500]);
+    EXPECT_TRUE(find_overlap(some));
+  }
+  SweepCounters counters;
+  expect_error_with(ErrorKind::kUnsupported, {"30000 boxes lie so irregularly in 3 dimensions"},
+                    [&] { find_overlap(rods(10'000), &counters); });
+  expect_error_with(ErrorKind::kUnsupported, {"lie so irregularly"}, [&] { find_overlap(peels(30'000), &counters); });
+  EXPECT_LE(counters.pair_tests, 2 * (16'000'000u + 64 * 30'000u + 1));
+  EXPECT_LE(counters.sort_comparisons, 2u * 100 * 30'000 * 16);
 }
 
 TEST(Validate, O30_BrokenCheckerboards) {

@@ -492,21 +492,21 @@ TEST(Rebuild, ChecksAllBeforeItAllocates) {
     source.metadata.state_dict_metadata.insert(key, TensorStorageMetadata{{dtype}, std::move(size), std::move(chunks)});
   };
   add("hole", {kHuge}, {{{0}, {5}}}, at::kFloat);
-  add("quantized", {2}, {{{0}, {2}}}, at::kQUInt8);
+  add("packed", {2}, {{{0}, {2}}}, at::kQUInt4x2);
   add("bits", {kHuge, kHuge}, {}, at::kFloat);
   add("bytes", {kHuge * 4}, {{{0}, {kHuge * 4}}}, at::kDouble);
   RebuildLoadPlanner planner;
   StateDict rebuilt;
   expect_error_with(
       ErrorKind::kCorruptData,
-      {"4 faults", "'hole': chunks hold 5 of", "'quantized': a quantized tensor", "'bits': size", "'bytes'"},
+      {"4 faults", "'hole': chunks hold 5 of", "'packed': a tensor of dtype QUInt4x2", "'bits': size", "'bytes'"},
       [&] { planner.set_up(rebuilt, source.metadata, {}); });
   EXPECT_TRUE(rebuilt.empty());
-  MadeUp quantized;
-  quantized.metadata.state_dict_metadata.insert("q", TensorStorageMetadata{{at::kQInt8}, {1}, {{{0}, {1}}}});
-  expect_error_with(ErrorKind::kUnsupported, {"'q'"}, [&] { planner.set_up(rebuilt, quantized.metadata, {}); });
+  MadeUp packed;
+  packed.metadata.state_dict_metadata.insert("q", TensorStorageMetadata{{at::kQUInt2x4}, {1}, {{{0}, {1}}}});
+  expect_error_with(ErrorKind::kUnsupported, {"'q'"}, [&] { planner.set_up(rebuilt, packed.metadata, {}); });
   StateDict full = {{"a", 1}};
-  expect_error_with(ErrorKind::kInvalidArgument, {"empty"}, [&] { planner.set_up(full, quantized.metadata, {}); });
+  expect_error_with(ErrorKind::kInvalidArgument, {"empty"}, [&] { planner.set_up(full, packed.metadata, {}); });
 }
 
 TEST(Rebuild, ContradictingPathsNameTheKeys) {

@@ -54,7 +54,7 @@ TEST_F(FileSystemTest, OrderOfAFreshSave) {
   const std::string side = "p/q/c/.torch_dcp-" + id_of(metadata) + ".json";
   EXPECT_EQ(changes(), (Strings{
                            "create_directories p/q/c",   "create p/q/c/__0_0.distcp",
-                           "append p/q/c/__0_0.distcp",  "append p/q/c/__0_0.distcp",
+                           "append p/q/c/__0_0.distcp",  // Both items are small.
                            "sync p/q/c/__0_0.distcp",    "close p/q/c/__0_0.distcp",
                            "sync_directory p/q/c",       "sync_directory p/q",
                            "sync_directory p",           "create " + side + ".tmp",
@@ -183,7 +183,8 @@ TEST_F(FileSystemTest, AnOldFileThatStaysIsToldAndHarmless) {
 
 TEST_F(FileSystemTest, AFaultInAnyThreadIsAFaultOfTheSave) {
   StateDict state;
-  for (int i = 0; i < 8; ++i) state["t" + std::to_string(i)] = counted({4});
+  // Two in each file, and none so small that the writer gathers several before it appends.
+  for (int i = 0; i < 8; ++i) state["t" + std::to_string(i)] = counted({20'000});
   for (int file = 0; file < 4; ++file) {
     for (std::uint64_t nth = 1; nth <= 2; ++nth) {
       files_->fail({.op = FileOp::kAppend, .path_contains = c10::str("__0_", file), .nth = nth});
@@ -196,6 +197,79 @@ TEST_F(FileSystemTest, AFaultInAnyThreadIsAFaultOfTheSave) {
   }
   const Metadata metadata = place_.save(state, "c", {.thread_count = 4});
   EXPECT_EQ(metadata.storage_data.size(), 8u);
+}
+
+TEST_F(FileSystemTest, ManySmallTensorsTakeFewAppendsAndReads) {
+  constexpr int kTensors = 2000;
+  StateDict state;
+  StateDict destinations;
+  for (int i = 0; i < kTensors; ++i) {
+    state["t" + std::to_string(i)] = at::full({256}, i, at::kFloat);
+    destinations["t" + std::to_string(i)] = pattern({256});
+  }
+  files_->clear_trace();
+  place_.save(state, "c");
+  const auto count = [&](FileOp op) {
+    std::size_t events = 0;
+    for (const FileEvent& event : files_->trace()) {
+      events += event.op == op && event.path.ends_with(".distcp") ? 1 : 0;
+    }
+    return events;
+  };
+  EXPECT_LE(count(FileOp::kAppend), 10u);  // 5 MB, a MiB at a time.
+  files_->clear_trace();
+  place_.load(destinations, "c");
+  EXPECT_LE(count(FileOp::kRead), 100u);  // Checked, then read: twice 5 MB, 256 KiB at a time but for the first.
+  for (int i = 0; i < kTensors; ++i) {
+    const std::string key = "t" + std::to_string(i);
+    ASSERT_TRUE(bit_equal(destinations[key].as_tensor(), state[key].as_tensor())) << key;
+  }
+}
+
+TEST_F(FileSystemTest, AFaultInGatheredItemsNamesThemAndTheFile) {
+  files_->fail({.op = FileOp::kAppend, .path_contains = "__0_0"});
+  const std::string text = error_of([&] { place_.save({{"a", counted({4})}, {"b", counted({4})}}, "c"); });
+  EXPECT_NE(text.find("while writing items up to b"), std::string::npos) << text;
+  EXPECT_NE(text.find("__0_0.distcp"), std::string::npos) << text;
+  EXPECT_EQ(names_in(*files_, "c"), Strings()) << "the failed save left files";
+}
+
+TEST_F(FileSystemTest, WithoutChecksumsNothingIsRecordedOrChecked) {
+  const at::Tensor stored = counted({20'000});
+  place_.save({{"t", stored}}, "c", {.checksums = false});
+  StateDict destination = {{"t", pattern({20'000})}};
+  place_.load(destination, "c");
+  EXPECT_TRUE(bit_equal(destination["t"].as_tensor(), stored));
+  for (const bool has_checksums : {false, true}) {
+    place_.save({{"t", stored}}, "c", {.overwrite_form = OverwriteForm::kRevokeFirst, .checksums = has_checksums});
+    Bytes bytes = contents_of(*files_, "c").at("__0_0.distcp");
+    bytes[bytes.size() / 2] ^= 1;
+    write_file(*files_, "c/__0_0.distcp", bytes);
+    const std::string text = error_of([&] { place_.load(destination, "c"); });
+    EXPECT_EQ(text.find("CRC-32") != std::string::npos, has_checksums) << text;
+  }
+}
+
+TEST_F(FileSystemTest, ThreadsShareAFile) {
+  StateDict state;
+  StateDict destinations;
+  for (int i = 0; i < 12; ++i) {
+    state["t" + std::to_string(i)] = counted({300'000});
+    destinations["t" + std::to_string(i)] = pattern({300'000});
+  }
+  place_.save(state, "c");
+  place_.load(destinations, "c", {}, {.thread_count = 4});
+  for (int i = 0; i < 12; ++i) {
+    const std::string key = "t" + std::to_string(i);
+    EXPECT_TRUE(bit_equal(destinations[key].as_tensor(), state[key].as_tensor())) << key;
+  }
+  // The last item is damaged: it is named, and what had been changed by then, by whatever thread.
+  Bytes bytes = contents_of(*files_, "c").at("__0_0.distcp");
+  bytes[bytes.size() - 100'000] ^= 1;
+  write_file(*files_, "c/__0_0.distcp", bytes);
+  const std::string text = error_of([&] { place_.load(destinations, "c", {}, {.thread_count = 4}); });
+  EXPECT_NE(text.find("t11"), std::string::npos) << text;
+  EXPECT_NE(text.find("destinations that have been changed already"), std::string::npos) << text;
 }
 
 TEST_F(FileSystemTest, AFailedSaveRemovesWhatItWroteAndNothingElse) {

@@ -29,7 +29,7 @@ class ItemTest : public ::testing::Test {
     files_->clear_trace();
     const auto out = files_->create_file("f");
     out->append(Bytes(kItemOffset, 0x55));
-    write_item(*out, plan.items.at(0), planner, copy_bytes);
+    ItemWriter(planner, /*checksums=*/true, copy_bytes).write(*out, plan.items.at(0));
     out->close();
     return files_->changes().size() - 3;
   }
@@ -194,9 +194,9 @@ TEST_F(ItemTest, APlannerThatResolvesSomethingElseIsCaught) {
   const SavePlan plan = planner.create_local_plan();
   const auto out = files_->create_file("f");
   planner.tensor = counted({3});
-  expect_error(ErrorKind::kInternal, "sizes [3]", [&] { write_item(*out, plan.items[0], planner); });
+  expect_error(ErrorKind::kInternal, "sizes [3]", [&] { ItemWriter(planner).write(*out, plan.items[0]); });
   planner.tensor = counted({2}, at::kDouble);
-  expect_error(ErrorKind::kInternal, "float64", [&] { write_item(*out, plan.items[0], planner); });
+  expect_error(ErrorKind::kInternal, "float64", [&] { ItemWriter(planner).write(*out, plan.items[0]); });
 }
 
 }  // namespace

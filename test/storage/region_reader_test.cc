@@ -101,7 +101,7 @@ TEST(RegionReader, RowsOfAnArrayAreOneCallWithoutOtherBytes) {
 
 TEST(RegionReader, LargeRunsCostFewOtherBytes) {
   const Bytes bytes = noise(1 << 20);
-  for (const std::int64_t run : {4 << 10, 8 << 10, 100'000}) {
+  for (const std::int64_t run : {1 << 10, 2 << 10, 4 << 10, 8 << 10, 100'000}) {
     for (const std::int64_t hole : {64, 1000, 4096, 10'000}) {
       const CountingFile file(bytes);
       const std::int64_t rows = (1 << 20) / (run + hole);

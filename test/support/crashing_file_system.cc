@@ -213,7 +213,7 @@ class CrashingFileSystemImpl final : public CrashingFileSystem {
     return std::make_unique<Writer>(store_, place.node, path);
   }
 
-  std::unique_ptr<RandomAccessFile> open_file(const std::string& path) override {
+  std::unique_ptr<RandomAccessFile> open_file(const std::string& path, Links /*there are none*/) override {
     const std::lock_guard lock(store_->mutex);
     return std::make_unique<Reader>(store_, file_at("open", path).node, path);
   }
@@ -225,7 +225,7 @@ class CrashingFileSystemImpl final : public CrashingFileSystem {
     return node->is_directory ? FileType::kDirectory : FileType::kFile;
   }
 
-  std::optional<std::uint64_t> file_size(const std::string& path) override {
+  std::optional<std::uint64_t> file_size(const std::string& path, Links /*there are none*/) override {
     const std::lock_guard lock(store_->mutex);
     const NodePtr node = find(path);
     if (!node || node->is_directory) return std::nullopt;

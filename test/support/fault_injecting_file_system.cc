@@ -222,6 +222,7 @@ class FaultInjectingFileSystem::Writer final : public WritableFile {
 
   std::uint64_t size() const override { return base_->size(); }
   void set_early_write_back(bool enabled) override { base_->set_early_write_back(enabled); }
+  void set_direct_writes(bool enabled) override { base_->set_direct_writes(enabled); }
 
   void sync() override {
     begin({.op = FileOp::kSync, .path = path_});
@@ -296,9 +297,9 @@ std::unique_ptr<WritableFile> FaultInjectingFileSystem::create_file(const std::s
   return std::make_unique<Writer>(control_, path, base().create_file(path, exclusive));
 }
 
-std::unique_ptr<RandomAccessFile> FaultInjectingFileSystem::open_file(const std::string& path) {
+std::unique_ptr<RandomAccessFile> FaultInjectingFileSystem::open_file(const std::string& path, Links links) {
   control_->begin({.op = FileOp::kOpen, .path = path});
-  return std::make_unique<Reader>(control_, path, base().open_file(path));
+  return std::make_unique<Reader>(control_, path, base().open_file(path, links));
 }
 
 FileType FaultInjectingFileSystem::file_type(const std::string& path) {
@@ -306,9 +307,9 @@ FileType FaultInjectingFileSystem::file_type(const std::string& path) {
   return base().file_type(path);
 }
 
-std::optional<std::uint64_t> FaultInjectingFileSystem::file_size(const std::string& path) {
+std::optional<std::uint64_t> FaultInjectingFileSystem::file_size(const std::string& path, Links links) {
   control_->begin({.op = FileOp::kStat, .path = path});
-  return base().file_size(path);
+  return base().file_size(path, links);
 }
 
 std::vector<std::string> FaultInjectingFileSystem::list_directory(const std::string& path) {

@@ -92,9 +92,9 @@ class FaultInjectingFileSystem final : public FileSystemWrapper {
   void clear_trace();
 
   std::unique_ptr<WritableFile> create_file(const std::string& path, bool exclusive = false) override;
-  std::unique_ptr<RandomAccessFile> open_file(const std::string& path) override;
+  std::unique_ptr<RandomAccessFile> open_file(const std::string& path, Links links = Links::kFollow) override;
   FileType file_type(const std::string& path) override;
-  std::optional<std::uint64_t> file_size(const std::string& path) override;
+  std::optional<std::uint64_t> file_size(const std::string& path, Links links = Links::kFollow) override;
   std::vector<std::string> list_directory(const std::string& path) override;
   std::vector<std::string> create_directories(const std::string& path) override;
   void remove_file(const std::string& path) override;

@@ -8,6 +8,7 @@ namespace dcp::tool {
 struct CopyOptions {
   int ranks = 1;
   std::size_t threads = 1;  ///< writer threads of each rank
+  bool zstd = false;        ///< compresses each item as PyTorch's ZStandard extension does
 };
 
 /// Loads a checkpoint on `ranks` ranks, every tensor sharded on its first dimension by the chunk rule (uneven

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tools/dcp/printable.h"
 #include "tools/dcp/tensor_json.h"
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/checkpoint/by_checkpoint_id.h"
@@ -41,6 +42,18 @@ std::vector<Part> read_parts(const std::string& path, FileSystemReader& reader) 
   }
   DCP_CHECK(!parts.empty(), kNotFound, "incomplete checkpoint: ", path, " has no metadata of rank 0");
   return parts;
+}
+
+/// What the ranks' parts make together. If they contradict each other, `why_not` tells.
+std::optional<Part> merge_parts(FileSystemReader& reader, std::string& why_not) {
+  try {
+    return Part{reader.read_merged_metadata().value(), -1};
+  } catch (const Error& error) {
+    // A program that loads rank by rank can use such a folder, so that it is shown rank by rank.
+    if (error.kind() != ErrorKind::kCorruptData) throw;
+    why_not = error.what_without_backtrace();
+    return std::nullopt;
+  }
 }
 
 Json path_json(const Path& path) {
@@ -79,8 +92,6 @@ Json object_entry(const std::string& fqn, const Metadata& metadata, FileSystemRe
   if (with_values) {
     const StorageInfo* info = metadata.storage_data.find({fqn, {}, {}});
     DCP_CHECK(info, kCorruptData, fqn, ": the metadata does not say where it is stored");
-    DCP_CHECK(info->transform_descriptors.empty(), kUnsupported, fqn, ": its bytes went through ",
-              info->transform_descriptors.front());
     try {
       json["value"] = object_item_to_json(reader.read_item(*info));
     } catch (Error& error) {
@@ -167,20 +178,6 @@ Json part_entries(const std::string& path, const Part& part, FileSystemReader& r
   return entries;
 }
 
-/// A key on one line, without what a terminal would obey.
-std::string printable(const std::string& key) {
-  std::ostringstream out;
-  for (const char c : key) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      out << "\\x" << std::hex << std::setw(2) << std::setfill('0') << int{byte} << std::dec;
-    } else {
-      out << c;
-    }
-  }
-  return out.str();
-}
-
 std::int64_t stored_bytes(const std::string& fqn, const StorageMetadata& entry, const Metadata& metadata) {
   std::int64_t bytes = 0;
   const auto add = [&](const MetadataIndex& index) {
@@ -218,13 +215,29 @@ Json dump_checkpoint(const std::string& path, bool with_values) {
   for (const Part& part : parts) {
     json["ranks"][std::to_string(part.rank)]["entries"] = part_entries(path, part, reader, with_values);
   }
+  std::string why_not;
+  if (const std::optional<Part> merged = merge_parts(reader, why_not)) {
+    json["entries"] = part_entries(path, *merged, reader, with_values);
+  } else {
+    json["no_entries"] = why_not;
+  }
   return json;
 }
 
 std::string list_checkpoint(const std::string& path) {
   FileSystemReader reader(path);
   std::ostringstream out;
-  for (const Part& part : read_parts(path, reader)) {
+  std::vector<Part> parts = read_parts(path, reader);
+  if (parts.front().rank >= 0) {
+    std::string why_not;
+    if (std::optional<Part> merged = merge_parts(reader, why_not)) {
+      out << "saved without collectives on " << parts.size() << " ranks or more, seen together:\n";
+      parts = {*std::move(merged)};
+    } else {
+      out << printable(why_not) << "\n";
+    }
+  }
+  for (const Part& part : parts) {
     if (part.rank >= 0) out << "rank " << part.rank << ":\n";
     std::size_t width = 3;
     for (const auto& [fqn, entry] : part.metadata.state_dict_metadata)

@@ -6,7 +6,8 @@
 namespace dcp::tool {
 
 /// Describes everything in a checkpoint as JSON: the form of the golden fixtures' expected.json, with the fields that a
-/// folder can tell (test/golden/fixtures/README.md). Values are read with the library's own load.
+/// folder can tell (test/golden/fixtures/README.md). Values are read with the library's own load. Of a folder saved
+/// without collectives: what each rank saved, and all ranks together, or in `no_entries` why they do not fit together.
 ///
 /// \param with_values  Off: names, kinds, dtypes, shapes and places only.
 /// \throws dcp::Error, naming file, key and cause.

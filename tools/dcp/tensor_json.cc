@@ -6,7 +6,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "torch_dcp/format/object_json.h"
 #include "torch_dcp/tensor/dtype.h"
+#include "torch_dcp/tensor/quantized.h"
 
 namespace dcp::tool {
 namespace {
@@ -78,11 +80,15 @@ Json values_of(const at::Tensor& flat) {
 
 }  // namespace
 
-at::Tensor empty_tensor(const Sizes& sizes, at::ScalarType dtype) { return at::empty(sizes, dtype); }
+at::Tensor empty_tensor(const Sizes& sizes, at::ScalarType dtype) {
+  at::Tensor tensor = at::empty(sizes, dtype);
+  if (is_quantized_dtype(dtype)) set_quantizer(tensor, {});  // until it gets that of the file
+  return tensor;
+}
 
 at::Tensor zero_tensor(const Sizes& sizes, at::ScalarType dtype) {
   // Not at::zeros, which not every dtype has a kernel for.
-  at::Tensor tensor = at::empty(sizes, dtype);
+  at::Tensor tensor = empty_tensor(sizes, dtype);
   if (tensor.nbytes() > 0) std::memset(tensor.mutable_data_ptr(), 0, tensor.nbytes());
   return tensor;
 }
@@ -92,6 +98,8 @@ void add_elements(Json& json, const at::Tensor& tensor) {
   json["hex"] = hex_of(plain);
   if (has_plain_numbers(plain.scalar_type()) && plain.numel() <= kMaxListed)
     json["values"] = values_of(plain.reshape(-1));
+  if (plain.is_quantized()) json["integer_dtype"] = dtype_name(c10::toUnderlying(plain.scalar_type()));
+  add_quantizer(json, tensor);
 }
 
 }  // namespace dcp::tool

@@ -15,7 +15,7 @@ at::Tensor empty_tensor(const Sizes& sizes, at::ScalarType dtype);
 at::Tensor zero_tensor(const Sizes& sizes, at::ScalarType dtype);
 
 /// Adds `hex` (all elements, row-major, little-endian) and, where numbers can be written plainly and are not more than
-/// 4096, `values`.
+/// 4096, `values`; of a quantized tensor the integers, their dtype and the quantizer.
 void add_elements(nlohmann::ordered_json& json, const at::Tensor& tensor);
 
 }  // namespace dcp::tool

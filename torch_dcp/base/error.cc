@@ -16,6 +16,12 @@ std::string describe(const std::string& step, const std::vector<RankFailure>& fa
   return text;
 }
 
+/// Names in messages may come from files. `what()` would end at a zero byte.
+std::string spell_zeros(std::string text) {
+  for (std::size_t at = text.find('\0'); at != std::string::npos; at = text.find('\0', at)) text.replace(at, 1, "\\0");
+  return text;
+}
+
 std::vector<RankFailure> sorted(std::vector<RankFailure> failures) {
   std::stable_sort(failures.begin(), failures.end(),
                    [](const RankFailure& a, const RankFailure& b) { return a.rank < b.rank; });
@@ -60,7 +66,7 @@ const char* error_kind_name(ErrorKind kind) noexcept {
 
 Error::Error(ErrorKind kind, std::string message, std::string where)
     // No backtrace: it would cost milliseconds, and `where` says what matters.
-    : c10::Error(std::move(message)), kind_(kind), where_(std::move(where)) {}
+    : c10::Error(spell_zeros(std::move(message))), kind_(kind), where_(std::move(where)) {}
 
 Error::~Error() = default;
 

@@ -28,7 +28,9 @@ StateDict load_keys(const std::string& checkpoint_id, std::set<std::string> keys
 }
 
 Metadata read_metadata(const std::string& checkpoint_id, const FileSystemReaderOptions& storage) {
-  std::optional<Metadata> metadata = make_storage_reader(checkpoint_id, storage)->read_metadata();
+  const std::unique_ptr<StorageReader> reader = make_storage_reader(checkpoint_id, storage);
+  std::optional<Metadata> metadata = reader->read_metadata();
+  if (!metadata) metadata = reader->read_merged_metadata();
   DCP_CHECK(metadata, kUnsupported, checkpoint_id, ": saved without collectives, so each rank has metadata of its own");
   return *std::move(metadata);
 }

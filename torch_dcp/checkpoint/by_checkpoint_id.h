@@ -34,9 +34,10 @@ DCP_API LoadReport load(StateDict& state, const std::string& checkpoint_id, cons
 DCP_API StateDict load_keys(const std::string& checkpoint_id, std::set<std::string> keys = {},
                             const FileSystemReaderOptions& storage = {});
 
-/// What a checkpoint holds: names, sizes, dtypes and places. Opens no data file.
+/// What a checkpoint holds: names, sizes, dtypes and places; of one that was saved without collectives, of all ranks
+/// together. Opens no data file.
 ///
-/// \throws dcp::Error kNotFound, kCorruptData, kIo; kUnsupported if it was saved without collectives.
+/// \throws dcp::Error kNotFound, kCorruptData, kIo.
 /// Collective: no.
 DCP_API Metadata read_metadata(const std::string& checkpoint_id, const FileSystemReaderOptions& storage = {});
 

@@ -1,6 +1,7 @@
 #include "torch_dcp/checkpoint/load.h"
 
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "torch_dcp/checkpoint/stateful_internal.h"
 #include "torch_dcp/comm/rank_step.h"
 #include "torch_dcp/plan/default_load_planner.h"
+#include "torch_dcp/plan/merge_metadata.h"
 #include "torch_dcp/plan/wire.h"
 #include "torch_dcp/storage/storage_reader.h"
 
@@ -51,7 +53,12 @@ class LoadRun {
 
   LoadReport run(bool wants_rollback) {
     // One rank decides which kind of checkpoint it is, so that all go the same way.
-    metadata_ = broadcast_step(comm_, "metadata", [this] { return reader().read_metadata(); });
+    std::tie(metadata_, is_merged_) = broadcast_step(comm_, "metadata", [this] {
+      std::optional<Metadata> metadata = reader().read_metadata();
+      const bool is_of_ranks = !metadata;
+      if (is_of_ranks && use_collectives_) metadata = reader().read_merged_metadata();
+      return std::pair(std::move(metadata), is_of_ranks);
+    });
     plan();
     status_step(comm_, "check", [this] {
       plan_ = planner_.finish_plan(std::move(plan_));
@@ -105,7 +112,16 @@ class LoadRun {
 
   void plan() {
     plan_ = reduce_scatter_step(
-        comm_, "plan", [this] { return plan_locally(); },
+        comm_, "plan",
+        [this] {
+          try {
+            return plan_locally();
+          } catch (c10::Error& error) {
+            // Planners know nothing of storage.
+            if (const std::string place = reader().place(); !place.empty()) error.add_context("in " + place);
+            throw;
+          }
+        },
         [this](std::vector<LoadPlan> plans) {
           const std::size_t rank_count = plans.size();
           plans = reader().prepare_global_plan(planner_.create_global_plan(std::move(plans)));
@@ -115,8 +131,22 @@ class LoadRun {
         });
   }
 
+  /// What this rank saved; nothing if fewer ranks have saved than load.
+  std::optional<Metadata> read_own_metadata() {
+    try {
+      return reader().read_rank_metadata(rank_);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kNotFound) throw;
+      return std::nullopt;
+    }
+  }
+
   LoadPlan plan_locally() {
-    if (!metadata_) metadata_ = reader().read_rank_metadata(rank_);
+    if (!metadata_) {
+      metadata_ = reader().read_rank_metadata(rank_);
+    } else if (is_merged_) {
+      if (const std::optional<Metadata> own = read_own_metadata()) prefer_rank_metadata(*metadata_, *own);
+    }
     destinations_ = replace_stateful(state_);
     LoadPlannerContext context;
     context.rank = rank_;
@@ -142,6 +172,7 @@ class LoadRun {
   bool use_collectives_;
   int rank_;
   std::optional<Metadata> metadata_;
+  bool is_merged_ = false;  // from what ranks saved without collectives
   StateDict destinations_;  // `state_` with the states of its Stateful values; tensors are the live ones
   LoadPlan plan_;
 };

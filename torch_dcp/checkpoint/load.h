@@ -20,7 +20,8 @@ struct LoadOptions {
   GroupRef process_group = {};
   CommunicatorOptions communicator_options = {};
   std::shared_ptr<Communicator> communicator = nullptr;
-  /// Off: this rank reads alone and talks to nobody.
+  /// Off: this rank reads alone and talks to nobody. Of a checkpoint that was saved without collectives it then reads
+  /// its own part; on, the parts of all ranks are united (`merge_rank_metadata`), for any number of ranks.
   bool use_collectives = true;
 
   /// Keys that are asked for but not stored stay as they are and are reported, instead of an error.

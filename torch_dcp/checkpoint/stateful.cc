@@ -71,6 +71,7 @@ Dict replace_stateful(const Dict& state) {
     replaced.insert_or_assign(key, with_key(key, "state_dict()", [&] { return stateful->state_dict(); }));
   }
   for (const auto& [key, value] : replaced) {
+    if (!value.is_container() && value.kind() != ValueKind::kStateful) continue;
     Path path = {PathItem::dict_key(key)};
     refuse_stateful(value, path);
   }
@@ -78,10 +79,16 @@ Dict replace_stateful(const Dict& state) {
 }
 
 void restore_stateful(Dict& state, Dict loaded) {
+  std::size_t number = 0;
   for (auto& [key, value] : loaded) {
-    const Value* target = state.find(key);
-    const bool is_stateful = target && target->kind() == ValueKind::kStateful;
-    if (!is_stateful) state.insert_or_assign(key, std::move(value));
+    // `loaded` was made from `state`, so that keys stand in the same order.
+    const auto next = state.begin() + static_cast<std::ptrdiff_t>(std::min(number++, state.size()));
+    Value* const target = next != state.end() && next->first == key ? &next->second : state.find(key);
+    if (!target) {
+      state.insert_or_assign(key, std::move(value));
+    } else if (target->kind() != ValueKind::kStateful) {
+      *target = std::move(value);
+    }
   }
   for (const Key& key : sorted_keys_of_stateful(state)) {
     with_key(key, "load_state_dict()", [&] {

@@ -11,13 +11,18 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Newer LibTorch only.
+// Older LibTorch keeps the store for derived classes.
+template <typename Group>
+struct StoreKeeper : Group {
+  static c10::intrusive_ptr<c10d::Store> of(const Group& group) { return group.*(&StoreKeeper::store_); }
+};
+
 template <typename Group>
 c10::intrusive_ptr<c10d::Store> store_of(const c10::intrusive_ptr<Group>& group) {
   if constexpr (requires { group->getStore(); }) {
     return group->getStore();
   } else {
-    return {};
+    return StoreKeeper<Group>::of(*group);
   }
 }
 

@@ -46,8 +46,7 @@ struct DCP_API CommunicatorOptions {
   /// such groups need different names.
   std::string name = "default";
 
-  /// The group's store, or a prefix of it. Needed where LibTorch's groups do not tell
-  /// theirs (before ProcessGroup::getStore()); else that of the group is taken.
+  /// A store that the group's ranks share; that of the group if null. Needed for a group that was made without one.
   c10::intrusive_ptr<c10d::Store> store;
 
   GroupFactory group_factory = gloo_group_factory();

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "tools/progress/progress_bar.h"
 #include "torch_dcp/examples/command_line.h"
-#include "torch_dcp/examples/progress_bar.h"
 
 namespace dcp::examples {
 namespace {
@@ -37,11 +37,11 @@ std::string LocalJobResult::describe_failures() const {
 
 LocalJobResult run_local_job(const RunOptions& run, const LocalJobOptions& options, std::ostream& out) {
   LocalJobResult result;
-  ProgressBar bar(out, stdout_is_terminal(), options.label, static_cast<int>(run.steps));
+  tool::ProgressBar bar(out, tool::stdout_is_terminal(), options.label, tool::ProgressBar::Unit::kSteps, run.steps);
   ProcessLauncher launcher(options.ranks, to_arguments(run));
   const auto on_report = [&](const StepReport& report) {
     result.losses[report.step] = report.loss;
-    bar.update(static_cast<int>(report.step), report.loss);
+    bar.update(report.step, loss_note(report));
     if (report.step != options.kill_after_step) return;
     bar.finish();  // the others will have something to say
     launcher.kill_rank(options.ranks - 1);

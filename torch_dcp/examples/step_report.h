@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <string>
 
 namespace dcp::examples {
 
@@ -9,5 +11,12 @@ struct StepReport {
   std::int64_t step = 0;  ///< steps done
   double loss = 0;        ///< of the step's whole batch, before the step
 };
+
+/// What a progress bar says of it.
+inline std::string loss_note(const StepReport& report) {
+  char text[64];
+  std::snprintf(text, sizeof text, "loss %.4f", report.loss);
+  return text;
+}
 
 }  // namespace dcp::examples

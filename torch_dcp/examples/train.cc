@@ -14,11 +14,11 @@
 #include <utility>
 #include <variant>
 
+#include "tools/progress/progress_bar.h"
 #include "torch_dcp/examples/command_line.h"
 #include "torch_dcp/examples/compare_runs.h"
 #include "torch_dcp/examples/demonstration.h"
 #include "torch_dcp/examples/local_job.h"
-#include "torch_dcp/examples/progress_bar.h"
 #include "torch_dcp/examples/progress_link.h"
 #include "torch_dcp/examples/run_folder.h"
 #include "torch_dcp/examples/train_run.h"
@@ -69,8 +69,9 @@ int run_as_rank(const RunOptions& run, const LaunchEnvironment& environment) {
     run_rank(run, environment, [&](const StepReport& report) { link->report(report); });
     return 0;
   }
-  ProgressBar bar(std::cout, stdout_is_terminal(), count_of_ranks(environment.world_size), static_cast<int>(run.steps));
-  run_rank(run, environment, [&](const StepReport& report) { bar.update(static_cast<int>(report.step), report.loss); });
+  tool::ProgressBar bar(std::cout, tool::stdout_is_terminal(), count_of_ranks(environment.world_size),
+                        tool::ProgressBar::Unit::kSteps, run.steps);
+  run_rank(run, environment, [&](const StepReport& report) { bar.update(report.step, loss_note(report)); });
   return 0;
 }
 

@@ -25,6 +25,8 @@ DCP_API Bytes encode_metadata(const Metadata& metadata);
 /// PyTorch takes them: bytes after the pickle, an item stored twice, a bool or a list for sizes, a path that is
 /// malformed or too long a list, and any file name that is not a plain one (a subfolder too).
 ///
+/// Takes no more memory than about 32 times the bytes and 16 MiB, whatever in them is shared.
+///
 /// \throws dcp::Error kCorruptData or kUnsupported, naming the key and field, or the byte offset.
 DCP_API Metadata decode_metadata(ByteSpan bytes, const ParseLimits& limits = {});
 

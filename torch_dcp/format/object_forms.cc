@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <array>
-#include <unordered_set>
-#include <vector>
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/format/object_forms_internal.h"
 #include "torch_dcp/format/tensor_pickle_internal.h"
+#include "torch_dcp/pickle/walk.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp::object_forms {
@@ -81,40 +80,12 @@ bool runs_code(std::string_view module, std::string_view name) {
   return is_one_of(first_part(module), kRefusedPackages) || passes_through_refused(name);
 }
 
-bool is_digits(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-/// The tuple ('storage', class, key, location, numel), the one kind of persistent id that torch.save writes.
-void check_persistent_id(Ref node) {
-  const Ref id = node->items[0];
-  const bool is_storage = id->kind == NodeKind::kTuple && id->items.size() == 5 &&
-                          id->items[0]->kind == NodeKind::kText && id->items[0]->text == "storage" &&
-                          id->items[1]->kind == NodeKind::kGlobal && id->items[2]->kind == NodeKind::kText &&
-                          is_digits(id->items[2]->text) && id->items[3]->kind == NodeKind::kText &&
-                          id->items[4]->kind == NodeKind::kInt && id->items[4]->integer >= 0;
-  DCP_CHECK(is_storage, kCorruptData, "object: a persistent id that is no storage");
-}
-
-bool has_parts(Ref node) {
-  return node->kind == NodeKind::kCall || node->kind == NodeKind::kPersistentId || node->depth > 0 ||
-         !node->items.empty() || !node->entries.empty();
-}
-
-void add_parts(Ref node, std::vector<Ref>& pending) {
-  pending.insert(pending.end(), node->items.begin(), node->items.end());
-  pending.insert(pending.end(), node->appended.begin(), node->appended.end());
-  for (const auto& [key, value] : node->entries) pending.insert(pending.end(), {key, value});
-  if (node->callee != nullptr) pending.push_back(node->callee);
-  if (node->state != nullptr) pending.push_back(node->state);
-}
-
 void check_node(Ref node) {
   if (node->kind == NodeKind::kGlobal) {
     DCP_CHECK(!runs_code(node->module, node->text), kUnsupported, "object: it names ", node->module, ".", node->text,
               ", which can run code");
   } else if (node->kind == NodeKind::kPersistentId) {
-    check_persistent_id(node);
+    DCP_CHECK(is_storage_id(node), kCorruptData, "object: a persistent id that is no storage");
   }
 }
 
@@ -168,19 +139,12 @@ TypeName type_of_call(Ref node) {
 }  // namespace
 
 void check_pickle(Ref root, const ParseLimits& limits) {
-  std::unordered_set<Ref> seen;
-  std::vector<Ref> pending{root};
-  while (!pending.empty()) {
-    const Ref node = pending.back();
-    pending.pop_back();
+  pickle::walk(root, [&](Ref node) {
     check_node(node);
-    if (!has_parts(node) || !seen.insert(node).second) continue;
-    if (is_readable_tensor(node)) {
-      parse_tensor_call(node, limits);
-    } else {
-      add_parts(node, pending);
-    }
-  }
+    if (!is_readable_tensor(node)) return true;
+    parse_tensor_call(node, limits);
+    return false;
+  });
 }
 
 std::string TypeName::qualified() const { return c10::str(module, ".", name); }
@@ -234,12 +198,18 @@ bool is_readable_tensor(Ref node) {
   if (node->callee->text == "_rebuild_parameter") {
     return !node->items.empty() && is_tensor_call(node->items[0]) && is_readable_tensor(node->items[0]);
   }
-  return node->callee->text == "_rebuild_tensor_v2" || node->callee->text == "_rebuild_tensor_v3";
+  const std::string_view name = node->callee->text;
+  return name == "_rebuild_tensor_v2" || name == "_rebuild_tensor_v3" || name == "_rebuild_qtensor";
 }
 
-bool is_ordered_dict(Ref node) {
-  return node->kind == NodeKind::kCall && node->callee->is_global("collections", "OrderedDict") &&
-         node->items.empty() && node->state == nullptr && node->appended.empty();
+bool is_ordered_dict(Ref node, bool may_have_metadata) {
+  if (node->kind != NodeKind::kCall || !node->callee->is_global("collections", "OrderedDict") || !node->items.empty() ||
+      !node->appended.empty()) {
+    return false;
+  }
+  if (node->state == nullptr) return true;
+  return may_have_metadata && node->state->kind == NodeKind::kDict && node->state->entries.size() == 1 &&
+         node->state->entries[0].first->kind == NodeKind::kText && node->state->entries[0].first->text == "_metadata";
 }
 
 std::optional<Bytes> bytes_of(Ref node) {

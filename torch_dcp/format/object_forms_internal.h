@@ -35,11 +35,14 @@ TypeName type_of(pickle::Ref node);
 /// stands for its old name `__builtin__` too.
 bool is_plain_call(pickle::Ref node, std::string_view module, std::string_view name);
 
-/// Whether the node is a tensor that can be read: strided, not quantized.
+/// Whether the node is a tensor of a kind that can be read: strided, quantized ones too.
 bool is_readable_tensor(pickle::Ref node);
 
 /// Whether the node is a collections.OrderedDict without attributes; its items are in `entries`.
-bool is_ordered_dict(pickle::Ref node);
+///
+/// \param may_have_metadata  Takes one with the attribute `_metadata` too, which `Module.state_dict()` sets: the
+///                           version number of each module.
+bool is_ordered_dict(pickle::Ref node, bool may_have_metadata = false);
 
 /// The bytes of a `bytes` object; nothing if the node is none.
 ///

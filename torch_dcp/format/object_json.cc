@@ -13,7 +13,9 @@
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/format/object_forms_internal.h"
 #include "torch_dcp/format/object_reader_internal.h"
+#include "torch_dcp/io/span_file.h"
 #include "torch_dcp/tensor/dtype.h"
+#include "torch_dcp/tensor/quantized.h"
 
 namespace dcp {
 namespace {
@@ -144,6 +146,7 @@ Json describe_tensor(const at::Tensor& tensor) {
     Json values = list_elements(whole);
     if (!values.is_null()) described["values"] = std::move(values);
   }
+  add_quantizer(described, tensor);
   return described;
 }
 
@@ -302,8 +305,25 @@ Json ObjectDescriber::torch_call(Ref node) {
 
 }  // namespace
 
+void add_quantizer(nlohmann::ordered_json& json, const at::Tensor& tensor) {
+  if (!tensor.is_quantized()) return;
+  const Quantizer quantizer = quantizer_of(tensor);
+  if (!quantizer.is_per_channel()) {
+    json["qscheme"] = "per_tensor_affine";
+    json["scale"] = quantizer.scale;
+    json["zero_point"] = quantizer.zero_point;
+    return;
+  }
+  const bool has_integers = !c10::isFloatingType(quantizer.zero_points.scalar_type());
+  json["qscheme"] = has_integers ? "per_channel_affine" : "per_channel_affine_float_qparams";
+  json["scales"] = list_elements(quantizer.scales.contiguous());
+  json["zero_points"] = list_elements(quantizer.zero_points.contiguous());
+  json["axis"] = quantizer.axis;
+}
+
 nlohmann::ordered_json object_item_to_json(ByteSpan item, const ParseLimits& limits) {
-  ObjectReader reader(item, limits);
+  const SpanFile file(item);
+  ObjectReader reader(file, limits);
   return ObjectDescriber(reader, limits).value(reader.root());
 }
 

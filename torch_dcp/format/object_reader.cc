@@ -1,83 +1,72 @@
 #include <ATen/ops/empty.h>
-
-#include <algorithm>
-#include <cstring>
+#include <ATen/ops/empty_strided.h>
 
 #include "torch_dcp/base/checked_math.h"
+#include "torch_dcp/base/error.h"
 #include "torch_dcp/format/object_forms_internal.h"
 #include "torch_dcp/format/object_reader_internal.h"
-#include "torch_dcp/pickle/reader.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
 namespace {
 
-Bytes read_pickle(const SpanFile& file, const zip::Archive& archive, const ParseLimits& limits) {
-  const zip::Member& member = archive.at("data.pkl");
-  // A stored pickle is no larger than the item; a deflated one could be.
-  const std::int64_t max_bytes = member.is_deflated ? static_cast<std::int64_t>(limits.max_header_bytes) : member.bytes;
-  return zip::read_member(file, 0, member, max_bytes);
-}
-
-void swap_bytes(MutableByteSpan bytes, std::int64_t unit_bytes) {
-  if (unit_bytes == 1) return;
-  for (auto unit = bytes.begin(); unit != bytes.end(); unit += unit_bytes) std::reverse(unit, unit + unit_bytes);
-}
-
-/// PyTorch takes every byte but 0 for True; only 1 is True in memory.
-void make_bools(MutableByteSpan bytes) {
-  for (std::uint8_t& byte : bytes) byte = byte != 0;
+at::Tensor empty_meta(const PickledTensor& pickled) {
+  const auto options = at::TensorOptions(pickled.dtype).device(c10::kMeta);
+  if (!pickled.quantizer) return at::empty_strided(pickled.sizes, pickled.strides, options);
+  // LibTorch makes no strided ones of these.
+  at::Tensor tensor = at::empty(pickled.sizes, options);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(pickled.sizes, pickled.strides);
+  return tensor;
 }
 
 }  // namespace
 
-ObjectReader::ObjectReader(ByteSpan item, const ParseLimits& limits)
-    : file_(item),
+ObjectReader::ObjectReader(const RandomAccessFile& item, const ParseLimits& limits)
+    : item_(item),
       limits_(limits),
-      archive_(zip::read_archive(file_, 0, static_cast<std::int64_t>(file_.size()), limits)),
-      is_big_endian_(zip::read_is_big_endian(file_, 0, archive_)),
-      pickle_bytes_(read_pickle(file_, archive_, limits)),
-      pickle_(pickle::parse(pickle_bytes_, limits)),
-      budget_(pickle_bytes_.size(), item.size()) {
-  object_forms::check_pickle(pickle_.root, limits_);
+      saved_(open_archive(item, static_cast<std::int64_t>(limits.max_string_bytes), limits)),
+      budget_(CopyBudget::of_object(static_cast<std::size_t>(saved_.pickle_bytes), item.size())),
+      loader_(item_, saved_) {
+  object_forms::check_pickle(saved_.pickle.root, limits_);
 }
 
 void ObjectReader::check_all_members() const {
-  for (const zip::Member& member : archive_.members) {
-    if (!member.is_deflated) zip::read_member(file_, 0, member, member.bytes);
+  for (const zip::Member& member : saved_.archive.members) {
+    if (!member.is_deflated) zip::read_member(item_, 0, member, member.bytes);
   }
 }
 
-const at::Tensor& ObjectReader::storage(const PickledTensor& pickled) {
-  const auto [entry, is_new] = storages_.try_emplace({pickled.storage_key, pickled.dtype});
-  if (!is_new) return entry->second;
-  const zip::Member& member = archive_.at("data/" + pickled.storage_key);
-  DCP_CHECK(member.bytes == pickled.storage_bytes, kCorruptData, "object: data/", pickled.storage_key, " has ",
-            member.bytes, " bytes, its tensors say ", pickled.storage_bytes);
-  Bytes bytes = zip::read_member(file_, 0, member, pickled.storage_bytes);
-  if (is_big_endian_) swap_bytes(bytes, swap_unit_bytes(pickled.dtype));
-  if (pickled.dtype == c10::ScalarType::Bool) make_bools(bytes);
-  entry->second = at::empty({pickled.storage_numel}, at::TensorOptions(pickled.dtype));
-  if (!bytes.empty()) std::memcpy(entry->second.data_ptr(), bytes.data(), bytes.size());
-  return entry->second;
-}
-
-at::Tensor ObjectReader::make_tensor(const PickledTensor& pickled) {
-  const at::Tensor& base = storage(pickled);
+void ObjectReader::charge_expanded(const PickledTensor& pickled) {
   // An expanded tensor can have any number of elements in a small storage, and what uses it will copy them.
   const auto numel = checked_numel(pickled.sizes);
   const auto bytes = numel ? checked_mul(*numel, element_bytes(pickled.dtype)) : std::nullopt;
   DCP_CHECK(bytes, kCorruptData, "object: the bytes of a tensor of ", to_string(pickled.sizes), " overflow");
-  if (*bytes > pickled.storage_bytes) budget_.charge(static_cast<std::size_t>(*bytes));
-  at::Tensor tensor = base.as_strided(pickled.sizes, pickled.strides, pickled.storage_offset);
-  if (pickled.is_conj) tensor = tensor.conj_physical();
-  if (pickled.is_neg) tensor = tensor.neg();
-  return tensor;
+  // One that is stored as the conjugate or negative of its elements is computed into memory of its own.
+  const bool is_computed = pickled.is_conj || pickled.is_neg;
+  if (is_computed || *bytes > pickled.storage_bytes) budget_.charge(static_cast<std::size_t>(*bytes));
+  if (!pickled.quantizer || !pickled.quantizer->is_per_channel) return;
+  // The numbers of a quantizer are copied, too: at most 8 bytes each.
+  for (const PickledTensor* numbers : {&pickled.quantizer->scales, &pickled.quantizer->zero_points}) {
+    budget_.charge(sizeof(double) * static_cast<std::size_t>(numbers->sizes[0]));
+  }
 }
 
 const at::Tensor& ObjectReader::tensor(pickle::Ref call) {
   const auto [entry, is_new] = tensors_.try_emplace(call);
-  if (is_new) entry->second = make_tensor(parse_tensor_call(call, limits_));
+  if (!is_new) return entry->second;
+  const PickledTensor pickled = parse_tensor_call(call, limits_);
+  charge_expanded(pickled);
+  entry->second = loader_.load(pickled);
+  return entry->second;
+}
+
+const at::Tensor& ObjectReader::describe(pickle::Ref call) {
+  const auto [entry, is_new] = tensors_.try_emplace(call);
+  if (!is_new) return entry->second;
+  PickledTensor pickled = parse_tensor_call(call, limits_);
+  charge_expanded(pickled);
+  entry->second = empty_meta(pickled);
+  described_.push_back({entry->second, std::move(pickled)});
   return entry->second;
 }
 

@@ -139,6 +139,19 @@ void apply_side_file(const SideFile& side_file, Metadata& metadata) {
   }
 }
 
+std::optional<std::string> find_side_file_fault(const SideFile& side_file, const Metadata& metadata) {
+  if (side_file.save_id != save_id_of(metadata)) {
+    return c10::str("it belongs to save ", side_file.save_id, ", not to ", save_id_of(metadata));
+  }
+  for (const auto& [key, typed] : side_file.typed_paths) {
+    const Path* plain = metadata.planner_data ? metadata.planner_data->find(key) : nullptr;
+    if (plain == nullptr) return c10::str("it has a path for '", key, "', the metadata has none");
+    if (is_same_in_python(typed, *plain)) continue;
+    return c10::str("the path of '", key, "' is ", describe(typed), ", in the metadata ", describe(*plain));
+  }
+  return std::nullopt;
+}
+
 Bytes encode_side_file(const SideFile& side_file) {
   Json paths = Json::object();
   for (const auto& [key, path] : side_file.typed_paths) paths[key] = encode_path(path);

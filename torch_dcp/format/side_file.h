@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "torch_dcp/base/bytes.h"
@@ -28,6 +29,10 @@ DCP_API SideFile make_side_file(const Metadata& metadata);
 /// Puts the side file's typed paths into the metadata's planner data, where both agree on the spelling.
 /// Does nothing if the metadata is of another save.
 DCP_API void apply_side_file(const SideFile& side_file, Metadata& metadata);
+
+/// Says in what the two contradict each other: another save, or a path that the metadata lacks or spells otherwise.
+/// Nothing if all of the side file holds for the metadata.
+DCP_API std::optional<std::string> find_side_file_fault(const SideFile& side_file, const Metadata& metadata);
 
 /// JSON, bounded in size and depth when read.
 DCP_API Bytes encode_side_file(const SideFile& side_file);

@@ -1,12 +1,14 @@
 #include "torch_dcp/format/torch_archive.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "torch_dcp/base/checked_math.h"
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/format/tensor_pickle_internal.h"
+#include "torch_dcp/format/torch_archive_internal.h"
 #include "torch_dcp/format/zip_internal.h"
-#include "torch_dcp/pickle/reader.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
@@ -38,16 +40,8 @@ bool is_row_major(const Sizes& sizes, const Sizes& strides) {
   return true;
 }
 
-PickledTensor read_tensor_call(const RandomAccessFile& item, const zip::Archive& archive, const ParseLimits& limits) {
-  const Bytes bytes = zip::read_member(item, 0, archive.at(kPickleName), kMaxPickleBytes);
-  const pickle::Pickle pickle = pickle::parse(bytes, limits);
-  return parse_tensor_call(pickle.root, limits);
-}
-
 // An item holds one tensor and no more: a small storage must not stand for a huge tensor by strides of 0.
-void check_item_storage(const PickledTensor& tensor, const zip::Member& storage) {
-  DCP_CHECK(storage.bytes == tensor.storage_bytes, kCorruptData, "\"", storage.name, "\" has ", storage.bytes,
-            " bytes, the tensor's storage should have ", tensor.storage_bytes);
+void check_item_storage(const PickledTensor& tensor) {
   DCP_CHECK(*checked_numel(tensor.sizes) <= tensor.storage_numel, kCorruptData, "the tensor of sizes ",
             c10::IntArrayRef(tensor.sizes), " has more elements than its storage, ", tensor.storage_numel);
 }
@@ -89,31 +83,67 @@ Bytes finish_tensor_item(const TensorItemFrame& frame, std::uint32_t crc32) {
 
 bool TensorItem::is_plain_contiguous() const {
   const bool is_swapped = is_big_endian && swap_unit_bytes(dtype) > 1;
-  return is_stored && !is_conj && !is_neg && !is_swapped && storage_offset == 0 && is_row_major(sizes, strides);
+  return is_stored && !is_conj && !is_neg && !is_swapped && is_row_major(sizes, strides);
+}
+
+TensorItemForm::TensorItemForm(c10::ScalarType dtype, c10::IntArrayRef sizes) {
+  TensorItemFrame frame = begin_tensor_item(dtype, sizes);
+  zip::Writer writer;
+  writer.pass_over_head();
+  add_head(writer, ByteSpan(frame.head).subspan(kPicklePosition, static_cast<std::size_t>(frame.pickle_bytes)),
+           frame.data_bytes);
+  writer.take_head();
+  closing_ = std::make_unique<zip::ClosingPart>(writer.finish_streamed());
+  item_bytes_ = frame.item_bytes;
+  item_.dtype = dtype;
+  item_.sizes.assign(sizes.begin(), sizes.end());
+  item_.strides = contiguous_tensor("0", dtype, sizes).strides;
+  item_.data_position = static_cast<std::int64_t>(frame.head.size());
+  item_.data_bytes = frame.data_bytes;
+  item_.compressed_bytes = frame.data_bytes;
+  head_ = std::move(frame.head);
+}
+
+TensorItemForm::~TensorItemForm() = default;
+
+ByteSpan TensorItemForm::tail(std::uint32_t crc32) { return closing_->with(crc32); }
+
+std::optional<TensorItem> TensorItemForm::open(const RandomAccessFile& file, std::int64_t offset, std::int64_t length) {
+  if (length != item_bytes_) return std::nullopt;
+  const bool is_read_whole = length <= zip::ItemWindow::kWholeBytes;
+  const std::size_t tail_bytes = closing_->size();
+  read_.resize(is_read_whole ? static_cast<std::size_t>(length) : std::max(head_.size(), tail_bytes));
+  const auto begin = static_cast<std::uint64_t>(offset);
+  file.read_at(begin, MutableByteSpan(read_).first(is_read_whole ? read_.size() : head_.size()));
+  if (std::memcmp(read_.data(), head_.data(), head_.size()) != 0) return std::nullopt;
+  const std::uint64_t tail_position = static_cast<std::uint64_t>(length) - tail_bytes;
+  if (!is_read_whole) file.read_at(begin + tail_position, MutableByteSpan(read_).first(tail_bytes));
+  const auto crc32 =
+      closing_->match(ByteSpan(read_).subspan(is_read_whole ? static_cast<std::size_t>(tail_position) : 0, tail_bytes));
+  if (!crc32) return std::nullopt;
+  TensorItem item = item_;
+  item.crc32 = *crc32;
+  return item;
+}
+
+TensorItemForm& TensorItemForms::of(c10::ScalarType dtype, c10::IntArrayRef sizes) {
+  // A few KiB each.
+  constexpr std::size_t kMaxForms = 1000;
+  Key key{dtype, Sizes(sizes.begin(), sizes.end())};
+  const auto found = forms_.find(key);
+  if (found != forms_.end()) return *found->second;
+  if (forms_.size() == kMaxForms) forms_.clear();
+  return *forms_.emplace(std::move(key), std::make_unique<TensorItemForm>(dtype, sizes)).first->second;
 }
 
 TensorItem open_tensor_item(const RandomAccessFile& file, std::int64_t offset, std::int64_t length,
                             const ParseLimits& limits) {
   const zip::ItemWindow window(file, offset, length);
-  const zip::Archive archive = zip::read_archive(window, 0, length, limits);
-  TensorItem item;
-  item.is_big_endian = zip::read_is_big_endian(window, 0, archive);
-  PickledTensor tensor = read_tensor_call(window, archive, limits);
-  const zip::Member& storage = archive.at("data/" + tensor.storage_key);
-  check_item_storage(tensor, storage);
-
-  item.dtype = tensor.dtype;
-  item.sizes = std::move(tensor.sizes);
-  item.strides = std::move(tensor.strides);
-  item.storage_offset = tensor.storage_offset;
-  item.is_conj = tensor.is_conj;
-  item.is_neg = tensor.is_neg;
-  item.is_stored = !storage.is_deflated;
-  item.data_position = storage.data_position;
-  item.data_bytes = storage.bytes;
-  item.compressed_bytes = storage.compressed_bytes;
-  item.crc32 = storage.crc32;
-  return item;
+  const SavedArchive saved = open_archive(window, kMaxPickleBytes, limits);
+  const PickledTensor tensor = parse_tensor_call(saved.pickle.root, limits);
+  check_item_storage(tensor);
+  TensorLoader loader(window, saved);
+  return locate_tensor(loader, saved, tensor);
 }
 
 Bytes read_storage(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item) {

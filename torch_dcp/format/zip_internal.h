@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,6 +49,19 @@ Archive read_archive(const RandomAccessFile& file, std::int64_t offset, std::int
 /// \param max_bytes  A larger member is refused before anything is allocated.
 Bytes read_member(const RandomAccessFile& file, std::int64_t item_offset, const Member& member, std::int64_t max_bytes);
 
+/// Reads all of a member, inflated if needed, and checks its CRC-32. Takes 1 MiB of memory however large it is.
+///
+/// \param on_read  Told how many bytes of the file have been read since the last call; may be empty.
+/// \throws dcp::Error as read_member.
+void check_member(const RandomAccessFile& file, std::int64_t item_offset, const Member& member,
+                  const std::function<void(std::int64_t)>& on_read = {});
+
+/// Reads a member straight into `out`, which has its bytes.
+///
+/// \param verify_checksum  Checks the CRC-32 if one is recorded.
+void read_member_into(const RandomAccessFile& file, std::int64_t item_offset, const Member& member, MutableByteSpan out,
+                      bool verify_checksum = true);
+
 /// Checks the members that say how to read the others: `version` (or `.data/version`) must be 1 to 10; `byteorder`,
 /// if it is there, "little" or "big". Returns whether the numbers in storages are big-endian.
 ///
@@ -75,6 +90,36 @@ class ItemWindow : public RandomAccessFile {
   Bytes tail_;
 };
 
+/// What follows the data of an archive's one streamed member: made once (`Writer::finish_streamed`), and then for any
+/// CRC-32 of such data. Making it anew for each of many small archives would take most of the time.
+class ClosingPart {
+ public:
+  std::size_t size() const { return bytes_.size(); }
+
+  /// The bytes for data of this CRC-32; valid until the next call.
+  ByteSpan with(std::uint32_t crc32);
+
+  /// If `bytes` are this part for some CRC-32, with any serialization id: that CRC-32; else nothing.
+  std::optional<std::uint32_t> match(ByteSpan bytes) const;
+
+ private:
+  friend class Writer;
+
+  /// Bytes that are not always the same.
+  struct Gap {
+    std::size_t position;
+    std::size_t bytes;
+  };
+
+  Bytes bytes_;
+  std::vector<Gap> gaps_;               // in order
+  std::vector<std::size_t> data_crcs_;  // where the data's CRC-32 stands
+  std::vector<std::size_t> id_crcs_;    // where the serialization id's does
+  std::size_t id_position_ = 0;
+  std::vector<std::uint32_t> sums_;  // of all members before the id
+  std::size_t streamed_ = 0;         // the number of the streamed one among them
+};
+
 /// Builds a stored archive in memory as torch.save does: members in the order of the calls, data aligned to 64 bytes.
 ///
 /// PyTorch's order: "data.pkl", `add_format_members`, "data/0" and so on, `add_closing_members`, `finish`.
@@ -96,6 +141,8 @@ class Writer {
   void begin_streamed(std::string_view name, std::int64_t byte_count);
   Bytes take_head();
   void end_streamed(std::uint32_t crc32);
+  /// `end_streamed`, `add_closing_members` and `finish` at once, for any CRC-32.
+  ClosingPart finish_streamed();
 
   /// Ends the archive; returns what has not been taken yet.
   Bytes finish();
@@ -106,10 +153,13 @@ class Writer {
     std::int64_t header_position = 0;
     std::int64_t bytes = 0;
     std::uint32_t crc32 = 0;
+    // Where it is written; 0 while it is not.
+    std::int64_t descriptor_crc = 0;
+    std::int64_t directory_crc = 0;
   };
   void begin_member(std::string_view name, std::int64_t byte_count);
-  void data_descriptor(const Entry& entry);
-  void directory_record(const Entry& entry);
+  void data_descriptor(Entry& entry);
+  void directory_record(Entry& entry);
   void end_records(std::int64_t directory_position);
   std::string serialization_id() const;
 

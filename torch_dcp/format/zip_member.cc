@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/format/crc32.h"
@@ -13,8 +14,10 @@ namespace dcp::zip {
 namespace {
 
 constexpr std::int64_t kChunkBytes = 64 * 1024;
+// Small enough that the bytes are still in the cache for the checksum.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
-// Inflates a member into exactly the bytes it is said to have.
+// Inflates a member part by part into exactly the bytes it is said to have.
 class Inflater {
  public:
   Inflater(const RandomAccessFile& file, std::int64_t item_offset, const Member& member)
@@ -25,29 +28,49 @@ class Inflater {
   Inflater& operator=(const Inflater&) = delete;
   ~Inflater() { inflateEnd(&stream_); }
 
-  void run(MutableByteSpan out) {
-    std::uint8_t past_end = 0;
-    std::size_t done = 0;
-    for (int status = Z_OK; status != Z_STREAM_END;) {
-      if (stream_.avail_in == 0) next_input();
-      const MutableByteSpan place = done < out.size() ? out.subspan(done) : MutableByteSpan(&past_end, 1);
-      const auto room = static_cast<uInt>(std::min<std::size_t>(place.size(), 1u << 30));
-      stream_.next_out = place.data();
-      stream_.avail_out = room;
-      status = inflate(&stream_, Z_NO_FLUSH);
-      DCP_CHECK(status == Z_OK || status == Z_STREAM_END, kCorruptData, "\"", member_.name,
-                "\" cannot be inflated: ", stream_.msg == nullptr ? "it ends too early" : stream_.msg, ", before byte ",
-                position());
-      done += room - stream_.avail_out;
-      DCP_CHECK(done <= out.size(), kCorruptData, "\"", member_.name, "\" inflates to more than the ", out.size(),
-                " bytes it is said to have");
+  // Fills all of `out` with the next bytes.
+  void fill(MutableByteSpan out) {
+    while (!out.empty()) {
+      if (has_ended_) check_end();
+      out = out.subspan(step(out));
     }
-    DCP_CHECK(done == out.size() && stream_.avail_in == 0 && read_bytes_ == member_.compressed_bytes, kCorruptData,
-              "\"", member_.name, "\" inflates to ", done, " bytes and ends at byte ", position(),
-              "; it is said to have ", out.size(), " bytes");
   }
 
+  // After the last byte: checks that nothing follows.
+  void finish() {
+    std::uint8_t past_end = 0;
+    while (!has_ended_) {
+      DCP_CHECK(step({&past_end, 1}) == 0, kCorruptData, "\"", member_.name, "\" inflates to more than the ",
+                member_.bytes, " bytes it is said to have");
+    }
+    check_end();
+  }
+
+  std::int64_t read_bytes() const { return read_bytes_; }
+
  private:
+  // Inflates into the beginning of `out`; returns how many bytes.
+  std::size_t step(MutableByteSpan out) {
+    if (stream_.avail_in == 0) next_input();
+    const auto room = static_cast<uInt>(std::min<std::size_t>(out.size(), 1u << 30));
+    stream_.next_out = out.data();
+    stream_.avail_out = room;
+    const int status = inflate(&stream_, Z_NO_FLUSH);
+    DCP_CHECK(status == Z_OK || status == Z_STREAM_END, kCorruptData, "\"", member_.name,
+              "\" cannot be inflated: ", stream_.msg == nullptr ? "it ends too early" : stream_.msg, ", before byte ",
+              position());
+    has_ended_ = status == Z_STREAM_END;
+    const std::size_t made = room - stream_.avail_out;
+    made_bytes_ += static_cast<std::int64_t>(made);
+    return made;
+  }
+
+  void check_end() const {
+    DCP_CHECK(made_bytes_ == member_.bytes && stream_.avail_in == 0 && read_bytes_ == member_.compressed_bytes,
+              kCorruptData, "\"", member_.name, "\" inflates to ", made_bytes_, " bytes and ends at byte ", position(),
+              "; it is said to have ", member_.bytes, " bytes");
+  }
+
   void next_input() {
     input_.resize(static_cast<std::size_t>(std::min(kChunkBytes, member_.compressed_bytes - read_bytes_)));
     if (!input_.empty()) {
@@ -66,7 +89,14 @@ class Inflater {
   z_stream stream_{};
   Bytes input_;
   std::int64_t read_bytes_ = 0;
+  std::int64_t made_bytes_ = 0;
+  bool has_ended_ = false;
 };
+
+void check_crc(const Member& member, std::uint32_t crc32) {
+  DCP_CHECK(member.crc32 == 0 || crc32 == member.crc32, kCorruptData, "the bytes of \"", member.name, "\" at byte ",
+            member.data_position, " of the item are damaged: their CRC-32 is ", crc32, ", recorded is ", member.crc32);
+}
 
 std::string read_text(const RandomAccessFile& file, std::int64_t item_offset, const Member& member) {
   const Bytes bytes = read_member(file, item_offset, member, 64);
@@ -89,17 +119,56 @@ Bytes read_member(const RandomAccessFile& file, std::int64_t item_offset, const 
   DCP_CHECK(member.bytes <= max_bytes, kCorruptData, "\"", member.name, "\" has ", member.bytes, " bytes; at most ",
             max_bytes, " were expected");
   Bytes bytes(static_cast<std::size_t>(member.bytes));
-  if (member.is_deflated) {
-    Inflater(file, item_offset, member).run(bytes);
-  } else {
-    file.read_at(static_cast<std::uint64_t>(item_offset + member.data_position), bytes);
-  }
-  if (member.crc32 != 0) {
-    const std::uint32_t crc32 = crc32_of(bytes);
-    DCP_CHECK(crc32 == member.crc32, kCorruptData, "the bytes of \"", member.name, "\" at byte ", member.data_position,
-              " of the item are damaged: their CRC-32 is ", crc32, ", recorded is ", member.crc32);
-  }
+  read_member_into(file, item_offset, member, bytes);
   return bytes;
+}
+
+void read_member_into(const RandomAccessFile& file, std::int64_t item_offset, const Member& member, MutableByteSpan out,
+                      bool verify_checksum) {
+  DCP_CHECK(out.size() == static_cast<std::size_t>(member.bytes), kInternal, "room for ", out.size(), " bytes, \"",
+            member.name, "\" has ", member.bytes);
+  const bool has_checksum = verify_checksum && member.crc32 != 0;
+  std::uint32_t crc32 = 0;
+  if (member.is_deflated) {
+    Inflater inflater(file, item_offset, member);
+    inflater.fill(out);
+    inflater.finish();
+    if (has_checksum) crc32 = crc32_of(out);
+  } else {
+    // In pieces, so that the bytes are still in the cache for the checksum.
+    const std::size_t piece_bytes = has_checksum ? kPieceBytes : std::max<std::size_t>(out.size(), 1);
+    for (std::size_t done = 0; done < out.size(); done += piece_bytes) {
+      const MutableByteSpan piece = out.subspan(done, std::min(piece_bytes, out.size() - done));
+      file.read_at(static_cast<std::uint64_t>(item_offset + member.data_position) + done, piece);
+      if (has_checksum) crc32 = crc32_of(piece, crc32);
+    }
+  }
+  if (has_checksum) check_crc(member, crc32);
+}
+
+void check_member(const RandomAccessFile& file, std::int64_t item_offset, const Member& member,
+                  const std::function<void(std::int64_t)>& on_read) {
+  constexpr auto kMost = static_cast<std::int64_t>(kPieceBytes);
+  Bytes buffer(static_cast<std::size_t>(std::min(kMost, member.bytes)));
+  std::optional<Inflater> inflater;
+  if (member.is_deflated) inflater.emplace(file, item_offset, member);
+  std::uint32_t crc32 = 0;
+  std::int64_t told_bytes = 0;
+  for (std::int64_t done = 0; done < member.bytes;) {
+    const MutableByteSpan part(buffer.data(), static_cast<std::size_t>(std::min(kMost, member.bytes - done)));
+    if (inflater) {
+      inflater->fill(part);
+    } else {
+      file.read_at(static_cast<std::uint64_t>(item_offset + member.data_position + done), part);
+    }
+    crc32 = crc32_of(part, crc32);
+    done += static_cast<std::int64_t>(part.size());
+    const std::int64_t read_bytes = inflater ? inflater->read_bytes() : done;
+    if (on_read && read_bytes > told_bytes) on_read(read_bytes - told_bytes);
+    told_bytes = read_bytes;
+  }
+  if (inflater) inflater->finish();
+  check_crc(member, crc32);
 }
 
 bool read_is_big_endian(const RandomAccessFile& file, std::int64_t item_offset, const Archive& archive) {

@@ -54,14 +54,6 @@ struct Directory {
   std::int64_t count = 0;
 };
 
-// The older form begins with a pickle of this number.
-bool is_form_before_zip(const Item& item) {
-  constexpr std::uint8_t kMagic[] = {0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c,
-                                     0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
-  if (item.length < static_cast<std::int64_t>(sizeof(kMagic))) return false;
-  return std::ranges::equal(item.read(0, sizeof(kMagic)), kMagic);
-}
-
 // The last place in `tail` that begins an end record, or -1.
 std::int64_t find_end_signature(ByteSpan tail) {
   for (auto at = static_cast<std::int64_t>(tail.size()) - kEndRecordBytes; at >= 0; --at) {
@@ -79,7 +71,6 @@ std::int64_t find_end_record(const Item& item) {
     const std::int64_t found = find_end_signature(item.read(item.length - count, count));
     if (found >= 0) return item.length - count + found;
   }
-  DCP_CHECK(!is_form_before_zip(item), kUnsupported, "the item has the form of torch.save before PyTorch 1.6, no zip");
   DCP_THROW(kCorruptData, "no end record in the last bytes of the item's ", item.length,
             ": it is cut short or no zip archive");
 }

@@ -93,9 +93,28 @@ void put_zip64_extra(Record& record, const Form& form, std::int64_t bytes, std::
   if (form.has_large_position) record.i64(header_position);
 }
 
-std::string padded_digits(std::uint64_t number) {
-  std::string digits = std::to_string(number);
-  return std::string(20 - digits.size(), '0') + digits;
+constexpr std::size_t kIdHalfDigits = 20;
+
+/// Writes 20 decimal digits.
+template <typename Character>
+void put_digits(Character* to, std::uint64_t number) {
+  for (std::size_t i = kIdHalfDigits; i-- > 0; number /= 10) to[i] = static_cast<Character>('0' + number % 10);
+}
+
+/// One step of the second half of a serialization id, which mixes the members' CRCs.
+std::uint64_t mix_sum(std::uint64_t sums, std::uint32_t crc32) {
+  sums = (sums ^ crc32) * 0x9e3779b97f4a7c15;
+  return sums ^ sums >> 32;
+}
+
+void put_u32(std::uint8_t* place, std::uint32_t value) {
+  for (std::size_t i = 0; i < 4; ++i) place[i] = static_cast<std::uint8_t>(value >> (8 * i));
+}
+
+std::uint32_t get_u32(const std::uint8_t* place) {
+  std::uint32_t value = 0;
+  for (std::size_t i = 0; i < 4; ++i) value |= static_cast<std::uint32_t>(place[i]) << (8 * i);
+  return value;
 }
 
 }  // namespace
@@ -140,16 +159,67 @@ void Writer::end_streamed(std::uint32_t crc32) {
   data_descriptor(entries_.back());
 }
 
+ClosingPart Writer::finish_streamed() {
+  const std::int64_t begin = position();
+  ClosingPart part;
+  part.streamed_ = entries_.size() - 1;
+  end_streamed(0);
+  add_closing_members();
+  part.bytes_ = finish();
+
+  const auto place = [begin](std::int64_t position) { return static_cast<std::size_t>(position - begin); };
+  const Entry& data = entries_[part.streamed_];
+  const Entry& id = entries_.back();
+  // An empty member has no descriptor.
+  if (data.bytes != 0) part.data_crcs_.push_back(place(data.descriptor_crc));
+  part.data_crcs_.push_back(place(data.directory_crc));
+  part.id_crcs_ = {place(id.descriptor_crc), place(id.directory_crc)};
+  part.id_position_ = part.id_crcs_[0] - 4 - static_cast<std::size_t>(id.bytes);
+  for (std::size_t i = 0; i + 1 < entries_.size(); ++i) part.sums_.push_back(entries_[i].crc32);
+  part.gaps_ = {{part.id_position_, 2 * kIdHalfDigits}};
+  for (const std::size_t at : part.data_crcs_) part.gaps_.push_back({at, 4});
+  for (const std::size_t at : part.id_crcs_) part.gaps_.push_back({at, 4});
+  std::ranges::sort(part.gaps_, {}, &ClosingPart::Gap::position);
+  return part;
+}
+
+ByteSpan ClosingPart::with(std::uint32_t crc32) {
+  sums_[streamed_] = crc32;
+  std::uint64_t sums = 0;
+  for (const std::uint32_t sum : sums_) sums = mix_sum(sums, sum);
+  std::uint8_t* const id = bytes_.data() + id_position_;
+  put_digits(id + kIdHalfDigits, sums);
+  const std::uint32_t id_crc32 = crc32_of({id, 2 * kIdHalfDigits});
+  for (const std::size_t at : data_crcs_) put_u32(bytes_.data() + at, crc32);
+  for (const std::size_t at : id_crcs_) put_u32(bytes_.data() + at, id_crc32);
+  return bytes_;
+}
+
+std::optional<std::uint32_t> ClosingPart::match(ByteSpan bytes) const {
+  if (bytes.size() != bytes_.size()) return std::nullopt;
+  std::size_t done = 0;
+  for (const Gap& gap : gaps_) {
+    if (std::memcmp(bytes.data() + done, bytes_.data() + done, gap.position - done) != 0) return std::nullopt;
+    done = gap.position + gap.bytes;
+  }
+  if (std::memcmp(bytes.data() + done, bytes_.data() + done, bytes.size() - done) != 0) return std::nullopt;
+  const std::uint32_t crc32 = get_u32(bytes.data() + data_crcs_.back());
+  for (const std::size_t at : data_crcs_) {
+    if (get_u32(bytes.data() + at) != crc32) return std::nullopt;
+  }
+  return crc32;
+}
+
 Bytes Writer::finish() {
   const std::int64_t directory_position = position();
-  for (const Entry& entry : entries_) directory_record(entry);
+  for (Entry& entry : entries_) directory_record(entry);
   end_records(directory_position);
   return std::exchange(out_, {});
 }
 
 void Writer::begin_member(std::string_view name, std::int64_t byte_count) {
   if (entries_.capacity() == 0) entries_.reserve(8);
-  const Entry& entry = entries_.emplace_back(Entry{std::string(name), position(), byte_count, 0});
+  const Entry& entry = entries_.emplace_back(Entry{std::string(name), position(), byte_count});
   const Form form(byte_count, entry.header_position);
   const std::int64_t filler = filler_bytes(name, form, entry.header_position);
 
@@ -176,9 +246,10 @@ void Writer::begin_member(std::string_view name, std::int64_t byte_count) {
   record.fill(filler, 'Z');
 }
 
-void Writer::data_descriptor(const Entry& entry) {
+void Writer::data_descriptor(Entry& entry) {
   const Form form(entry.bytes, entry.header_position);
   if (entry.bytes == 0) return;
+  entry.descriptor_crc = position() + 4;
   Record record(out_, form.descriptor_bytes(entry.bytes));
   record.u32(kDataDescriptorSignature);
   record.u32(entry.crc32);
@@ -191,8 +262,9 @@ void Writer::data_descriptor(const Entry& entry) {
   }
 }
 
-void Writer::directory_record(const Entry& entry) {
+void Writer::directory_record(Entry& entry) {
   const Form form(entry.bytes, entry.header_position);
+  entry.directory_crc = position() + 16;
   Record record(out_, kDirectoryRecordBytes + full_name_bytes(entry.name) + form.extra_bytes());
   record.u32(kDirectoryRecordSignature);
   record.skip(2 + 2);  // made by, version needed
@@ -249,10 +321,12 @@ std::string Writer::serialization_id() const {
   for (const Entry& entry : entries_) {
     for (char c : entry.name) names = (names ^ static_cast<std::uint8_t>(c)) * 0x100000001b3;
     names = (names ^ 0xFF) * 0x100000001b3;  // no UTF-8 name holds this byte: it ends the name
-    sums = (sums ^ entry.crc32) * 0x9e3779b97f4a7c15;
-    sums ^= sums >> 32;
+    sums = mix_sum(sums, entry.crc32);
   }
-  return padded_digits(names) + padded_digits(sums);
+  std::string id(2 * kIdHalfDigits, '0');
+  put_digits(id.data(), names);
+  put_digits(id.data() + kIdHalfDigits, sums);
+  return id;
 }
 
 std::int64_t archive_bytes(std::initializer_list<std::pair<std::string_view, std::int64_t>> members) {

@@ -1,54 +1,44 @@
 #include "torch_dcp/io/atomic_write.h"
 
-#include <memory>
-#include <string>
 #include <utility>
 
 namespace dcp {
-namespace {
 
-/// Removes a file at the end of the scope unless it was kept.
-class TemporaryFile {
- public:
-  TemporaryFile(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {}
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  ~TemporaryFile() {
-    if (kept_) return;
-    try {
-      files_.remove_file(path_);
-    } catch (...) {
-      // The error that brought us here is on its way and says more; a file that stays is harmless.
-    }
+AtomicFile::AtomicFile(std::shared_ptr<FileSystem> files, std::string path, bool sync)
+    : files_(std::move(files)), path_(std::move(path)), sync_(sync), file_(files_->create_file(temporary_path())) {
+  try {
+    file_->set_early_write_back(sync_);
+  } catch (...) {
+    discard();
+    throw;
   }
-
-  void keep() { kept_ = true; }
-
- private:
-  FileSystem& files_;
-  std::string path_;
-  bool kept_ = false;
-};
-
-void write_and_close(std::unique_ptr<WritableFile> file, ByteSpan bytes, bool sync) {
-  file->set_early_write_back(sync);
-  file->append(bytes);
-  if (sync) file->sync();
-  file->close();
 }
 
-}  // namespace
+AtomicFile::~AtomicFile() { discard(); }
+
+void AtomicFile::discard() noexcept {
+  if (!is_temporary_) return;
+  try {
+    file_.reset();
+    files_->remove_file(temporary_path());
+  } catch (...) {
+    // The error that brought us here is on its way and says more; a file that stays is harmless.
+  }
+}
+
+void AtomicFile::commit() {
+  if (sync_) file_->sync();
+  file_->close();
+  files_->rename_file(temporary_path(), path_);
+  is_temporary_ = false;
+  if (sync_) files_->sync_directory(parent_path(path_));
+}
 
 void atomic_write(FileSystem& files, std::string_view directory, std::string_view name, ByteSpan bytes, bool sync) {
-  const std::string path = join_path(directory, name);
-  const std::string temporary_path = path + ".tmp";
-  auto file = files.create_file(temporary_path);
-  TemporaryFile temporary(files, temporary_path);
-  write_and_close(std::move(file), bytes, sync);
-  files.rename_file(temporary_path, path);
-  temporary.keep();
-  if (sync) files.sync_directory(parent_path(path));
+  // Borrowed for the time of the call.
+  AtomicFile file(std::shared_ptr<FileSystem>(std::shared_ptr<void>(), &files), join_path(directory, name), sync);
+  file.file().append(bytes);
+  file.commit();
 }
 
 }  // namespace dcp

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+#include <string>
 #include <string_view>
 
 #include "torch_dcp/base/bytes.h"
@@ -26,5 +28,31 @@ namespace dcp {
 /// \throws dcp::Error  as `files` does.
 DCP_API void atomic_write(FileSystem& files, std::string_view directory, std::string_view name, ByteSpan bytes,
                           bool sync = true);
+
+/// The same for a file that is written part by part: its constructor is step 1, `commit` is steps 2 to 5. Without
+/// `commit` nothing of the name `path` changes, and the temporary file is removed if the system lets it.
+class DCP_API AtomicFile {
+ public:
+  /// \throws dcp::Error as `files` does.
+  AtomicFile(std::shared_ptr<FileSystem> files, std::string path, bool sync = true);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
+
+  WritableFile& file() { return *file_; }
+
+  /// \throws dcp::Error as `files` does.
+  void commit();
+
+ private:
+  std::string temporary_path() const { return path_ + ".tmp"; }
+  void discard() noexcept;
+
+  std::shared_ptr<FileSystem> files_;
+  std::string path_;
+  bool sync_;
+  std::unique_ptr<WritableFile> file_;
+  bool is_temporary_ = true;  ///< that the temporary file is there
+};
 
 }  // namespace dcp

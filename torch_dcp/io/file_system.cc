@@ -15,6 +15,7 @@ void WritableFile::append_all(const std::vector<ByteSpan>& parts) {
 }
 
 void WritableFile::set_early_write_back(bool) {}
+void WritableFile::set_direct_writes(bool) {}
 
 FileSystemWrapper::FileSystemWrapper(std::shared_ptr<FileSystem> base) : base_(std::move(base)) {
   DCP_CHECK(base_ != nullptr, kInvalidArgument, "a FileSystemWrapper needs a file system to forward to");
@@ -26,13 +27,15 @@ std::unique_ptr<WritableFile> FileSystemWrapper::create_file(const std::string& 
   return base_->create_file(path, exclusive);
 }
 
-std::unique_ptr<RandomAccessFile> FileSystemWrapper::open_file(const std::string& path) {
-  return base_->open_file(path);
+std::unique_ptr<RandomAccessFile> FileSystemWrapper::open_file(const std::string& path, Links links) {
+  return base_->open_file(path, links);
 }
 
 FileType FileSystemWrapper::file_type(const std::string& path) { return base_->file_type(path); }
 
-std::optional<std::uint64_t> FileSystemWrapper::file_size(const std::string& path) { return base_->file_size(path); }
+std::optional<std::uint64_t> FileSystemWrapper::file_size(const std::string& path, Links links) {
+  return base_->file_size(path, links);
+}
 
 std::vector<std::string> FileSystemWrapper::list_directory(const std::string& path) {
   return base_->list_directory(path);
@@ -64,8 +67,8 @@ std::string parent_path(std::string_view path) {
   return is_absolute ? "/" : ".";
 }
 
-Bytes read_whole_file(FileSystem& files, const std::string& path, std::uint64_t max_bytes) {
-  const auto file = files.open_file(path);
+Bytes read_whole_file(FileSystem& files, const std::string& path, std::uint64_t max_bytes, Links links) {
+  const auto file = files.open_file(path, links);
   DCP_CHECK(file->size() <= max_bytes, kCorruptData, "\"", path, "\" has ", file->size(), " bytes, more than the ",
             max_bytes, " that are allowed here");
   Bytes bytes(file->size());

@@ -50,6 +50,11 @@ class DCP_API WritableFile {
   /// will not be synced. A hint: an implementation may ignore it.
   virtual void set_early_write_back(bool enabled);
 
+  /// Says whether the bytes may go past the system's page cache, where the file system can do that; off by default.
+  /// Better for a large file that will be synced and not read soon. Bytes may be held back until `sync` or `close`. A
+  /// hint, to be given before the first append.
+  virtual void set_direct_writes(bool enabled);
+
   /// Returns when the bytes are on the medium.
   virtual void sync() = 0;
 
@@ -60,6 +65,9 @@ class DCP_API WritableFile {
 
 enum class FileType : std::uint8_t { kNone, kFile, kDirectory, kOther };
 
+/// What is done with a path whose last name is a symbolic link. (Links among the directories above are followed.)
+enum class Links : std::uint8_t { kFollow, kRefuse };
+
 /// The seam to the operating system. Implementations are safe to use from many
 /// threads; every error is a `dcp::Error` that names the path and the cause
 /// (kNotFound, kAlreadyExists or kIo). A path below something that is no directory
@@ -68,17 +76,19 @@ class DCP_API FileSystem {
  public:
   virtual ~FileSystem();
 
-  /// Creates or truncates `path`. With `exclusive`, an existing file is kAlreadyExists.
+  /// Creates or truncates `path`, never what a link of this name points to: a link is kUnsupported. With
+  /// `exclusive`, an existing file is kAlreadyExists.
   virtual std::unique_ptr<WritableFile> create_file(const std::string& path, bool exclusive = false) = 0;
 
-  /// Opens a regular file. Its bytes stay readable when the name is removed or replaced by a rename.
-  virtual std::unique_ptr<RandomAccessFile> open_file(const std::string& path) = 0;
+  /// Opens a regular file. Its bytes stay readable when the name is removed or replaced by a rename. A refused link is
+  /// kUnsupported, whatever it points to.
+  virtual std::unique_ptr<RandomAccessFile> open_file(const std::string& path, Links links = Links::kFollow) = 0;
 
   /// What `path` is (links followed); kNone if there is nothing.
   virtual FileType file_type(const std::string& path) = 0;
 
-  /// Size in bytes, or nothing if there is no such file.
-  virtual std::optional<std::uint64_t> file_size(const std::string& path) = 0;
+  /// Size in bytes, or nothing if there is no such file; a refused link is no such file.
+  virtual std::optional<std::uint64_t> file_size(const std::string& path, Links links = Links::kFollow) = 0;
 
   /// Names (not paths) in a directory, sorted.
   virtual std::vector<std::string> list_directory(const std::string& path) = 0;
@@ -107,9 +117,9 @@ class DCP_API FileSystemWrapper : public FileSystem {
   ~FileSystemWrapper() override;
 
   std::unique_ptr<WritableFile> create_file(const std::string& path, bool exclusive = false) override;
-  std::unique_ptr<RandomAccessFile> open_file(const std::string& path) override;
+  std::unique_ptr<RandomAccessFile> open_file(const std::string& path, Links links = Links::kFollow) override;
   FileType file_type(const std::string& path) override;
-  std::optional<std::uint64_t> file_size(const std::string& path) override;
+  std::optional<std::uint64_t> file_size(const std::string& path, Links links = Links::kFollow) override;
   std::vector<std::string> list_directory(const std::string& path) override;
   std::vector<std::string> create_directories(const std::string& path) override;
   void remove_file(const std::string& path) override;
@@ -134,6 +144,7 @@ DCP_API std::string parent_path(std::string_view path);
 /// Reads a whole file of at most `max_bytes` bytes.
 ///
 /// \throws dcp::Error kCorruptData if it is larger.
-DCP_API Bytes read_whole_file(FileSystem& files, const std::string& path, std::uint64_t max_bytes);
+DCP_API Bytes read_whole_file(FileSystem& files, const std::string& path, std::uint64_t max_bytes,
+                              Links links = Links::kFollow);
 
 }  // namespace dcp

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "torch_dcp/base/error.h"
+#include "torch_dcp/io/direct_writer_internal.h"
 #include "torch_dcp/io/io_internal.h"
 
 namespace dcp {
@@ -24,6 +25,8 @@ constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;
 /// The system's limit on the parts of one call (IOV_MAX).
 constexpr std::size_t kMaxPartsPerCall = 1024;
 constexpr std::uint64_t kPageBytes = 4096;
+/// Direct writes begin after so many bytes of a file: small ones are better off in the page cache.
+constexpr std::uint64_t kDirectFrom = std::uint64_t{1} << 20;
 
 /// Repeats a system call while signals interrupt it.
 template <typename Call>
@@ -47,7 +50,11 @@ class Descriptor {
   Descriptor(const char* action, const std::string& path, int flags)
       : number_(retry_interrupted(
             [name = system_path(action, path), flags] { return ::open(name, flags | O_CLOEXEC, 0666); })) {
-    if (number_ < 0) throw_io_error(action, path, errno);
+    if (number_ >= 0) return;
+    const int error_number = errno;
+    DCP_CHECK(error_number != ELOOP || (flags & O_NOFOLLOW) == 0, kUnsupported, "cannot ", action, " \"", path,
+              "\": it is a symbolic link");
+    throw_io_error(action, path, error_number);
   }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
@@ -75,10 +82,11 @@ struct stat stat_of(const Descriptor& descriptor, const std::string& path) {
   return status;
 }
 
-/// Follows links; nothing if nothing is there.
-std::optional<struct stat> stat_of(const std::string& path) {
+/// Nothing if nothing is there. A link that is not followed is neither a file nor a directory.
+std::optional<struct stat> stat_of(const std::string& path, Links links = Links::kFollow) {
   struct stat status{};
-  if (::stat(system_path("examine", path), &status) == 0) return status;
+  const char* name = system_path("examine", path);
+  if ((links == Links::kFollow ? ::stat(name, &status) : ::lstat(name, &status)) == 0) return status;
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
   throw_io_error("examine", path, errno);
 }
@@ -92,12 +100,14 @@ FileType type_of(const std::optional<struct stat>& status) {
 class LocalRandomAccessFile final : public RandomAccessFile {
  public:
   // O_NONBLOCK does nothing for regular files, and opening a FIFO that somebody left here does not wait for a writer.
-  explicit LocalRandomAccessFile(const std::string& path)
-      : path_(path), descriptor_("open", path, O_RDONLY | O_NONBLOCK) {
+  LocalRandomAccessFile(const std::string& path, Links links)
+      : path_(path), descriptor_("open", path, O_RDONLY | O_NONBLOCK | (links == Links::kRefuse ? O_NOFOLLOW : 0)) {
     const struct stat status = stat_of(descriptor_, path);
     if (S_ISDIR(status.st_mode)) throw_io_error("open", path, EISDIR);
     if (!S_ISREG(status.st_mode)) throw_io_error("open", path, "not a regular file");
     size_ = static_cast<std::uint64_t>(status.st_size);
+    // Only a hint: that the system may read further ahead while the bytes before are checked.
+    ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   }
 
   std::uint64_t size() const override { return size_; }
@@ -195,22 +205,27 @@ class EarlyWriteBack {
 class LocalWritableFile final : public WritableFile {
  public:
   LocalWritableFile(const std::string& path, bool exclusive)
-      : path_(path), descriptor_("create", path, O_WRONLY | O_CREAT | (exclusive ? O_EXCL : O_TRUNC)) {}
+      : path_(path), descriptor_("create", path, O_WRONLY | O_CREAT | O_NOFOLLOW | (exclusive ? O_EXCL : O_TRUNC)) {}
 
-  void append(ByteSpan bytes) override { write_parts({&bytes, 1}); }
-  void append_all(const std::vector<ByteSpan>& parts) override { write_parts(parts); }
+  void append(ByteSpan bytes) override { append_parts({&bytes, 1}); }
+  void append_all(const std::vector<ByteSpan>& parts) override { append_parts(parts); }
   std::uint64_t size() const override { return size_; }
   void set_early_write_back(bool enabled) override { early_write_back_.set_enabled(enabled); }
+  void set_direct_writes(bool enabled) override { is_direct_wanted_ = enabled; }
 
   void sync() override {
     check_usable("sync");
     is_failed_ = true;
+    finish_direct();
     if (retry_interrupted([&] { return ::fsync(descriptor_.get()); }) != 0) throw_io_error("sync", path_, errno);
     is_failed_ = false;
   }
 
   void close() override {
     check_usable("close");
+    is_failed_ = true;
+    finish_direct();
+    is_failed_ = false;
     if (const int error_number = descriptor_.close()) throw_io_error("close", path_, error_number);
   }
 
@@ -221,9 +236,40 @@ class LocalWritableFile final : public WritableFile {
     if (is_failed_) throw_io_error(action, path_, "an earlier call failed");
   }
 
-  void write_parts(std::span<const ByteSpan> parts) {
+  void append_parts(std::span<const ByteSpan> parts) {
     check_usable("write to");
     is_failed_ = true;
+    if (is_direct_wanted_) {
+      for (const ByteSpan part : parts) write_direct(part);
+    } else {
+      write_cached(parts);
+    }
+    is_failed_ = false;
+  }
+
+  void write_direct(ByteSpan bytes) {
+    if (!direct_) {
+      const ByteSpan lead =
+          bytes.first(std::min<std::uint64_t>(bytes.size(), kDirectFrom - std::min(size_, kDirectFrom)));
+      write_cached({&lead, 1});
+      bytes = bytes.subspan(lead.size());
+      if (bytes.empty()) return;
+      if (is_direct_wanted_) direct_ = DirectWriter::start(descriptor_.get(), path_, size_);
+      is_direct_wanted_ = direct_ != nullptr;
+      if (!direct_) return write_cached({&bytes, 1});
+    }
+    direct_->append(bytes);
+    size_ += bytes.size();
+  }
+
+  void finish_direct() {
+    if (!direct_) return;
+    direct_->finish();
+    direct_.reset();
+    is_direct_wanted_ = false;
+  }
+
+  void write_cached(std::span<const ByteSpan> parts) {
     PartCursor cursor(parts);
     std::array<iovec, kMaxPartsPerCall> batch;
     while (const std::size_t count = cursor.fill(batch)) {
@@ -235,14 +281,15 @@ class LocalWritableFile final : public WritableFile {
       size_ += static_cast<std::uint64_t>(written);
       early_write_back_.grown_to(descriptor_, path_, size_);
     }
-    is_failed_ = false;
   }
 
   std::string path_;
   Descriptor descriptor_;
   std::uint64_t size_ = 0;
   EarlyWriteBack early_write_back_;
-  bool is_failed_ = false;  // also while a call is under way, so that an exception leaves it set
+  bool is_direct_wanted_ = false;
+  std::unique_ptr<DirectWriter> direct_;  // once bytes go that way
+  bool is_failed_ = false;                // also while a call is under way, so that an exception leaves it set
 };
 
 /// Owns a directory that is being listed.
@@ -300,14 +347,14 @@ class LocalFileSystem final : public FileSystem {
     return std::make_unique<LocalWritableFile>(path, exclusive);
   }
 
-  std::unique_ptr<RandomAccessFile> open_file(const std::string& path) override {
-    return std::make_unique<LocalRandomAccessFile>(path);
+  std::unique_ptr<RandomAccessFile> open_file(const std::string& path, Links links) override {
+    return std::make_unique<LocalRandomAccessFile>(path, links);
   }
 
   FileType file_type(const std::string& path) override { return type_of(stat_of(path)); }
 
-  std::optional<std::uint64_t> file_size(const std::string& path) override {
-    const auto status = stat_of(path);
+  std::optional<std::uint64_t> file_size(const std::string& path, Links links) override {
+    const auto status = stat_of(path, links);
     if (type_of(status) != FileType::kFile) return std::nullopt;
     return static_cast<std::uint64_t>(status->st_size);
   }

@@ -157,7 +157,7 @@ class MemoryFileSystem final : public FileSystem {
     return std::make_unique<MemoryWritableFile>(path, std::move(content));
   }
 
-  std::unique_ptr<RandomAccessFile> open_file(const std::string& path) override {
+  std::unique_ptr<RandomAccessFile> open_file(const std::string& path, Links /*there are none*/) override {
     const std::lock_guard lock(mutex_);
     const Place place = place_of("open", path);
     require_file("open", path, place);
@@ -171,7 +171,7 @@ class MemoryFileSystem final : public FileSystem {
     return entry->file ? FileType::kFile : FileType::kDirectory;
   }
 
-  std::optional<std::uint64_t> file_size(const std::string& path) override {
+  std::optional<std::uint64_t> file_size(const std::string& path, Links /*there are none*/) override {
     const std::lock_guard lock(mutex_);
     const auto entry = find(path);
     if (!entry || !entry->file) return std::nullopt;

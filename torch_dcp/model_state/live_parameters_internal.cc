@@ -3,6 +3,7 @@
 #include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <typeinfo>
 #include <unordered_map>
 #include <utility>
@@ -34,6 +35,11 @@ Index index_of(const std::vector<OptimizerParameter>& parameters, FaultList& fau
 
 }  // namespace
 
+bool has_trainable(const std::vector<const OptimizerParameter*>& group) {
+  return std::any_of(group.begin(), group.end(),
+                     [](const OptimizerParameter* parameter) { return parameter->tensor.requires_grad(); });
+}
+
 LiveGroups find_live_groups(const std::vector<OptimizerParameter>& parameters,
                             const torch::optim::Optimizer& optimizer) {
   FaultList faults;
@@ -55,6 +61,24 @@ LiveGroups find_live_groups(const std::vector<OptimizerParameter>& parameters,
   }
   faults.throw_if_any("cannot name the parameters of the optimizer", DCP_WHERE);
   return groups;
+}
+
+void check_state_can_be_named(const LiveGroups& groups, const OptimizerAdapter& adapter) {
+  if (!adapter.has_one_state_per_group()) return;
+  FaultList faults;
+  for (const auto& group : groups) {
+    for (const OptimizerParameter* parameter : group) {
+      if (!parameter->layout) continue;
+      const Placements& placements = parameter->layout->placements;
+      if (std::any_of(placements.begin(), placements.end(),
+                      [](const Placement& p) { return p.kind != PlacementKind::kReplicate; })) {
+        faults.add(ErrorKind::kUnsupported, parameter->fqn,
+                   "is a part of a parameter, and this optimizer has one state of all elements of its parameters, "
+                   "which belongs to no part of the whole");
+      }
+    }
+  }
+  faults.throw_if_any("cannot name the state of the optimizer", DCP_WHERE);
 }
 
 std::vector<OptimizerParameter> optimizer_parameters(const torch::nn::Module& module) {

@@ -13,10 +13,15 @@ namespace dcp {
 /// The parameters of each group of an optimizer, in its order, with their names.
 using LiveGroups = std::vector<std::vector<const OptimizerParameter*>>;
 
+bool has_trainable(const std::vector<const OptimizerParameter*>& group);
+
 /// \throws dcp::Error kKey for parameters of the optimizer that `parameters` lacks, and for a name that two
 ///         tensors have. One error names all.
 LiveGroups find_live_groups(const std::vector<OptimizerParameter>& parameters,
                             const torch::optim::Optimizer& optimizer);
+
+/// \throws dcp::Error kUnsupported, naming them, for parts of parameters whose optimizer has one state of all elements.
+void check_state_can_be_named(const LiveGroups& groups, const OptimizerAdapter& adapter);
 
 /// The parameters of a module under their first names.
 std::vector<OptimizerParameter> optimizer_parameters(const torch::nn::Module& module);

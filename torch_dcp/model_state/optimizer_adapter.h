@@ -39,7 +39,11 @@ struct OptionsResult {
 
 enum class StateFieldKind : std::uint8_t {
   kCounter,        ///< a whole number: an int or a tensor without dimensions
+  kNumber,         ///< a real number: likewise
   kLikeParameter,  ///< a tensor of the parameter's shape
+  kGroupScalar,    ///< a tensor without dimensions, or an int; only with `has_one_state_per_group`
+  kGroupVector,    ///< a tensor of one dimension, which has an element for each of those of all parameters of the
+                   ///< group, in their order; only with `has_one_state_per_group`
 };
 
 /// One named value that an optimizer keeps for a parameter.
@@ -47,6 +51,12 @@ struct StateField {
   std::string name;
   StateFieldKind kind = StateFieldKind::kLikeParameter;
   bool is_needed = true;  ///< whether the optimizer cannot go on without it, with the options in question
+  bool is_list = false;   ///< a list of such values instead of one; None in it stands for one that is not there
+};
+
+struct FieldFault {
+  std::string field;
+  AdapterFault fault;
 };
 
 /// Knows one type of optimizer: its options and its state of a parameter, as typed objects of LibTorch and as the dict
@@ -71,6 +81,13 @@ class DCP_API OptimizerAdapter {
   /// Takes over all of `given` that can be, whatever is wrong with the rest; throws nothing for a bad value.
   virtual OptionsResult write_options(torch::optim::OptimizerOptions& options, const Dict& given) const = 0;
 
+  /// Whether the state is that of a whole group, kept under its first parameter, and the others have none.
+  virtual bool has_one_state_per_group() const;
+
+  /// Whether the optimizer makes its states when it is constructed and cannot step without. A parameter that has no
+  /// stored state is then given the initial one; otherwise its state is removed.
+  virtual bool needs_state_to_step() const;
+
   /// All values that the state of a parameter may have. The list is the same for all options but for `is_needed`.
   virtual std::vector<StateField> state_fields(const torch::optim::OptimizerOptions& options) const = 0;
 
@@ -84,10 +101,14 @@ class DCP_API OptimizerAdapter {
   /// Whether these values stand for no state at all, so that the optimizer must have none to go on as it would have.
   virtual bool means_no_state(const Dict& values) const;
 
+  /// What is wrong with values, each of which is sound by itself, when taken together.
+  virtual std::vector<FieldFault> check_state(const Dict& values, const torch::optim::OptimizerOptions& options) const;
+
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
 
   /// Makes `values` the state, tensors by handle; what `values` lacks is unset.
-  /// \pre Names and kinds are those of `state_fields`; a counter is an int.
+  /// \pre Names and kinds are those of `state_fields`, and `check_state` found nothing; a counter is an int, a number a
+  ///      double.
   virtual void write_state(torch::optim::OptimizerParamState& state, const Dict& values) const = 0;
 };
 

@@ -20,17 +20,29 @@ Value spread_like(const OptimizerParameter& parameter, Value value) {
 }
 
 /// Empty for a parameter without state.
-Dict state_of(const OptimizerParameter& parameter, const torch::optim::Optimizer& optimizer,
+Dict state_of(const OptimizerParameter& parameter, bool is_trainable, const torch::optim::Optimizer& optimizer,
               const torch::optim::OptimizerOptions& options, const OptimizerAdapter& adapter) {
-  Dict values;
   const auto it = optimizer.state().find(parameter.tensor.unsafeGetTensorImpl());
-  if (it != optimizer.state().end()) {
-    values = adapter.read_state(*it->second);
-  } else if (parameter.tensor.requires_grad()) {
-    values = adapter.initial_state(parameter.tensor, options);
+  if (it != optimizer.state().end() && it->second != nullptr) return adapter.read_state(*it->second);
+  return is_trainable ? adapter.initial_state(parameter.tensor, options) : Dict();
+}
+
+using Group = std::vector<const OptimizerParameter*>;
+
+void add_state_of_each(const Group& group, const torch::optim::Optimizer& optimizer,
+                       const torch::optim::OptimizerOptions& options, const OptimizerAdapter& adapter, Dict& out) {
+  for (const OptimizerParameter* parameter : group) {
+    Dict values = state_of(*parameter, parameter->tensor.requires_grad(), optimizer, options, adapter);
+    for (auto& [name, value] : values) value = spread_like(*parameter, std::move(value));
+    if (!values.empty()) out.insert_or_assign(parameter->fqn, std::move(values));
   }
-  for (auto& [name, value] : values) value = spread_like(parameter, std::move(value));
-  return values;
+}
+
+void add_state_of_all(const Group& group, const torch::optim::Optimizer& optimizer,
+                      const torch::optim::OptimizerOptions& options, const OptimizerAdapter& adapter, Dict& out) {
+  if (group.empty()) return;
+  Dict values = state_of(*group.front(), has_trainable(group), optimizer, options, adapter);
+  if (!values.empty()) out.insert_or_assign(group.front()->fqn, std::move(values));
 }
 
 void append_flattened(const std::string& prefix, Dict values, Dict& out) {
@@ -47,12 +59,10 @@ NestedState nested_state(const LiveGroups& live, const torch::optim::Optimizer& 
   NestedState result;
   for (std::size_t g = 0; g < live.size(); ++g) {
     const torch::optim::OptimizerOptions& options = optimizer.param_groups()[g].options();
+    const auto add_state = adapter.has_one_state_per_group() ? add_state_of_all : add_state_of_each;
+    add_state(live[g], optimizer, options, adapter, result.state);
     List params;
-    for (const OptimizerParameter* parameter : live[g]) {
-      Dict values = state_of(*parameter, optimizer, options, adapter);
-      if (!values.empty()) result.state.insert_or_assign(parameter->fqn, std::move(values));
-      params.push_back(parameter->fqn);
-    }
+    for (const OptimizerParameter* parameter : live[g]) params.push_back(parameter->fqn);
     Dict group = adapter.read_options(options);
     group.insert_or_assign("params", std::move(params));
     result.groups.push_back(std::move(group));
@@ -60,13 +70,14 @@ NestedState nested_state(const LiveGroups& live, const torch::optim::Optimizer& 
   return result;
 }
 
-Dict flattened(NestedState nested) {
+/// The names of a group stay where its state is one of them all, in their order.
+Dict flattened(NestedState nested, bool keeps_params) {
   Dict flat;
   for (auto& [fqn, values] : nested.state) append_flattened("state." + to_string(fqn), values.as_dict(), flat);
   for (Value& value : nested.groups) {
     Dict& group = value.as_dict();
     const List params = group.at("params").as_list();
-    group.erase("params");
+    if (!keeps_params) group.erase("params");
     for (const Value& fqn : params) append_flattened("param_groups." + fqn.as_string(), group, flat);
   }
   return flat;
@@ -77,8 +88,10 @@ Dict flattened(NestedState nested) {
 Dict get_optimizer_state_dict(const std::vector<OptimizerParameter>& parameters,
                               const torch::optim::Optimizer& optimizer, const OptimizerStateOptions& options) {
   const std::shared_ptr<const OptimizerAdapter> adapter = find_adapter(optimizer, options.adapters);
-  NestedState nested = nested_state(find_live_groups(parameters, optimizer), optimizer, *adapter);
-  if (options.flatten) return flattened(std::move(nested));
+  const LiveGroups live = find_live_groups(parameters, optimizer);
+  check_state_can_be_named(live, *adapter);
+  NestedState nested = nested_state(live, optimizer, *adapter);
+  if (options.flatten) return flattened(std::move(nested), adapter->has_one_state_per_group());
   return Dict{{"state", std::move(nested.state)}, {"param_groups", std::move(nested.groups)}};
 }
 

@@ -41,7 +41,7 @@ struct OptimizerStateOptions {
   bool strict = true;
   /// For a set: dtypes of tensors in the state. (Numbers are taken from any real dtype.)
   DtypePolicy dtype_policy = DtypePolicy::kLossless;
-  /// Asked before the built-in adapters (SGD, Adam, AdamW).
+  /// Asked before the built-in adapters (SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS).
   std::vector<std::shared_ptr<const OptimizerAdapter>> adapters = {};
 };
 
@@ -54,11 +54,16 @@ struct OptimizerStateOptions {
 /// `step` is a float32 tensor without dimensions, int64 above 2^24. SGD's buffer of a parameter that was never stepped
 /// is all -0.0: Python takes it as zeros, and `set_optimizer_state_dict` as no state.
 ///
+/// LBFGS has one state, under its first parameter; before the first step it is the two counters alone. Python has no
+/// flattened form of it. Ours is the usual one, `state.FIRST.NAME` with lists as values, and has
+/// `param_groups.FQN.params` for each parameter, the list of all: the vectors in the state are in this order.
+///
 /// As destinations of a load the result has the groups and values that this optimizer has now. Where the checkpoint's
-/// may differ (other groups, amsgrad or momentum switched, an int64 step) read it with `load_keys` instead.
+/// may differ (other groups, amsgrad or momentum switched, an int64 step, LBFGS with another history) read it with
+/// `load_keys` instead.
 ///
 /// \throws dcp::Error kType for an optimizer that no adapter handles, naming its type; kKey for a parameter
-///         that the module does not have, or two of one name.
+///         that the module does not have, or two of one name; kUnsupported for LBFGS over parts of parameters.
 /// Collective: no.
 /// Source: torch/distributed/checkpoint/state_dict.py, get_optimizer_state_dict (2.14.1); interop FORMAT.md 8.
 DCP_API Dict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
@@ -76,7 +81,8 @@ DCP_API Dict get_optimizer_state_dict(const std::vector<OptimizerParameter>& par
 /// Each group takes the options of the stored group that lists its parameters; an empty group those of the stored empty
 /// group at the same place among the empty ones, if there is one. State is copied, in place where the optimizer has a
 /// tensor of the same shape: the given dict shares no memory with the optimizer unless it did before.
-/// Weights and gradients are not touched.
+/// Weights and gradients are not touched. LBFGS takes its state if the stored group has the same parameters, in any
+/// order.
 ///
 /// Numbers may be ints, doubles or tensors without dimensions. Options that LibTorch lacks are checked if they change
 /// results (`maximize`, `differentiable`, `decoupled_weight_decay`: kUnsupported if LibTorch computes otherwise), and

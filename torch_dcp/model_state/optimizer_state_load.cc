@@ -1,4 +1,4 @@
-#include <ATen/ops/empty_like.h>
+#include <c10/util/StringUtil.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -8,15 +8,13 @@
 #include <utility>
 
 #include "torch_dcp/base/fault_list.h"
-#include "torch_dcp/model_state/conversion_internal.h"
 #include "torch_dcp/model_state/live_parameters_internal.h"
 #include "torch_dcp/model_state/optimizer_adapter.h"
 #include "torch_dcp/model_state/optimizer_state_dict.h"
-#include "torch_dcp/model_state/optimizers/adapter_values_internal.h"
+#include "torch_dcp/model_state/state_values_internal.h"
 #include "torch_dcp/model_state/stored_optimizer_state_internal.h"
 #include "torch_dcp/model_state/tensor_copies_internal.h"
 #include "torch_dcp/state_dict/equal.h"
-#include "torch_dcp/tensor/device_mesh.h"
 
 namespace dcp {
 namespace {
@@ -34,7 +32,9 @@ class OptimizerLoad {
       : optimizer_(optimizer),
         options_(options),
         adapter_(find_adapter(optimizer, options.adapters)),
-        live_(find_live_groups(parameters, optimizer)) {}
+        live_(find_live_groups(parameters, optimizer)) {
+    check_state_can_be_named(live_, *adapter_);
+  }
 
   void check(const Dict& given) {
     stored_ = options_.flatten
@@ -45,7 +45,11 @@ class OptimizerLoad {
     faults_.throw_if_any(kHeading, DCP_WHERE);
     check_groups();
     for (std::size_t g = 0; g < live_.size(); ++g) {
-      for (const OptimizerParameter* parameter : live_[g]) check_state(*parameter, *groups_[g].options);
+      if (adapter_->has_one_state_per_group()) {
+        check_state_of_all(g);
+      } else {
+        for (const OptimizerParameter* parameter : live_[g]) check_state_of_one(*parameter, *groups_[g].options);
+      }
     }
     find_unexpected();
     faults_.throw_if_any(kHeading, DCP_WHERE);
@@ -54,7 +58,9 @@ class OptimizerLoad {
   LoadReport apply() {
     // Memory is allocated before anything changes, and what could fail comes before what cannot.
     for (StateChange& change : changes_) {
-      if (change.is_written) change.values = place_values(change);
+      for (const StateTarget& target : change.targets) {
+        if (Value* value = change.values.find(target.field.name)) *value = place_state_value(target, *value, copies_);
+      }
     }
     copies_.apply();
     for (StateChange& change : changes_) apply(change);
@@ -76,7 +82,9 @@ class OptimizerLoad {
   struct StateChange {
     const OptimizerParameter* parameter = nullptr;
     bool is_written = false;  ///< else the state is removed
-    Dict values;              ///< counters as ints, tensors as given, of the parameter's shape
+    Dict current = {};        ///< what it has now
+    std::vector<StateTarget> targets = {};
+    Dict values = {};  ///< as taken, by the names of the targets
   };
 
   std::vector<std::string> live_names() const {
@@ -96,9 +104,9 @@ class OptimizerLoad {
     return names;
   }
 
-  OptimizerParamState* live_state(const OptimizerParameter& parameter) const {
+  Dict live_state(const OptimizerParameter& parameter) const {
     const auto it = optimizer_.state().find(parameter.tensor.unsafeGetTensorImpl());
-    return it == optimizer_.state().end() ? nullptr : it->second.get();
+    return it == optimizer_.state().end() || it->second == nullptr ? Dict() : adapter_->read_state(*it->second);
   }
 
   void add_missing(const std::string& key, const std::string& fault) {
@@ -190,43 +198,90 @@ class OptimizerLoad {
     for (const std::string& name : result.unexpected) report_.unexpected.push_back(stored.label + "." + name);
   }
 
-  void check_state(const OptimizerParameter& parameter, const OptimizerOptions& options) {
-    const std::vector<StateField> fields = adapter_->state_fields(options);
-    const Dict* given = stored_.state.find(parameter.fqn);
-    StateChange change{&parameter, false, {}};
-    if (given == nullptr) {
-      const bool is_needed = std::any_of(fields.begin(), fields.end(), [](const StateField& f) { return f.is_needed; });
-      const std::string key = "state." + parameter.fqn;
-      if (is_needed && parameter.tensor.requires_grad()) {
-        add_missing(key, "is missing: no stored state of a trainable parameter");
-      }
-    } else {
-      change.is_written = read_fields(parameter, fields, *given, change.values);
-    }
-    changes_.push_back(std::move(change));
+  void check_state_of_one(const OptimizerParameter& parameter, const OptimizerOptions& options) {
+    check_state(parameter, options, parameter.tensor.requires_grad(), stored_.state.find(parameter.fqn), {});
   }
 
-  /// Returns whether `values` is to be the parameter's state.
-  bool read_fields(const OptimizerParameter& parameter, const std::vector<StateField>& fields, const Dict& given,
-                   Dict& values) {
-    const std::string prefix = "state." + parameter.fqn + ".";
-    const OptimizerParamState* state = live_state(parameter);
-    const Dict current = state == nullptr ? Dict() : adapter_->read_state(*state);
+  /// The state is under the first parameter of the group that was saved, in the order of that group.
+  void check_state_of_all(std::size_t g) {
+    const std::vector<const OptimizerParameter*>& group = live_[g];
+    if (group.empty()) return;
+    const StoredGroup* stored = groups_[g].stored;
+    if (stored != nullptr && !check_same_parameters(group, *stored)) return;
+    const Dict* given = stored == nullptr ? nullptr : stored_.state.find(stored->order.front());
+    check_state(*group.front(), *groups_[g].options, has_trainable(group), given, group_vector_of(group));
+    if (given == nullptr) return;
+    state_holders_.insert(stored->order.front());
+    StateChange& change = changes_.back();
+    for (const StateTarget& target : change.targets) {
+      if (target.field.kind != StateFieldKind::kGroupVector) continue;
+      Value& value = change.values.at(target.field.name);
+      value = reorder_group_vector(value, stored->order, group);
+    }
+  }
+
+  bool check_same_parameters(const std::vector<const OptimizerParameter*>& group, const StoredGroup& stored) {
+    std::vector<std::string> names;
+    for (const OptimizerParameter* parameter : group) names.push_back(parameter->fqn);
+    if (std::is_permutation(names.begin(), names.end(), stored.order.begin(), stored.order.end())) return true;
+    faults_.add(ErrorKind::kKey, stored.label + ".params",
+                c10::str("the state is one of all parameters of a group; the stored one has [",
+                         c10::Join(", ", stored.order), "], that of the optimizer [", c10::Join(", ", names), "]"));
+    return false;
+  }
+
+  void check_state(const OptimizerParameter& parameter, const OptimizerOptions& options, bool is_trainable,
+                   const Dict* given, const GroupVector& group) {
+    const std::vector<StateField> fields = adapter_->state_fields(options);
+    StateChange& change = changes_.emplace_back(StateChange{&parameter});
+    change.current = live_state(parameter);
+    if (given == nullptr) {
+      const bool is_needed = std::any_of(fields.begin(), fields.end(), [](const StateField& f) { return f.is_needed; });
+      if (is_needed && is_trainable) {
+        add_missing("state." + parameter.fqn, "is missing: no stored state of a trainable parameter");
+      }
+    } else {
+      read_fields(fields, options, *given, group, change);
+      find_unknown_fields("state." + parameter.fqn + ".", fields, *given);
+    }
+    if (change.is_written || !adapter_->needs_state_to_step()) return;
+    read_fields(fields, options, adapter_->initial_state(parameter.tensor, options), group, change);
+  }
+
+  /// Takes what is given, and decides whether it is to be the parameter's state.
+  void read_fields(const std::vector<StateField>& fields, const OptimizerOptions& options, const Dict& given,
+                   const GroupVector& group, StateChange& change) {
+    const std::string prefix = "state." + change.parameter->fqn + ".";
     bool is_complete = true;
     for (const StateField& field : fields) {
       if (const Value* value = given.find(field.name)) {
+        const StateTarget& target = change.targets.emplace_back(
+            StateTarget{prefix + field.name, field, change.parameter, change.current.find(field.name), group});
         const bool is_sound =
-            field.kind == StateFieldKind::kCounter
-                ? read_counter(prefix + field.name, *value, values[field.name])
-                : read_tensor(prefix + field.name, *value, parameter, current.find(field.name), values[field.name]);
+            take_state_value(target, *value, options_.dtype_policy, faults_, report_, change.values[field.name]);
         is_complete = is_complete && is_sound;
       } else if (field.is_needed) {
         add_missing(prefix + field.name, "is missing");
         is_complete = false;
       }
     }
-    find_unknown_fields(prefix, fields, given);
-    return is_complete && !adapter_->means_no_state(values);
+    if (is_complete) is_complete = check_together(prefix, options, change.values);
+    change.is_written = is_complete && !adapter_->means_no_state(change.values);
+    if (change.is_written) return;
+    change.targets.clear();
+    change.values = {};
+  }
+
+  bool check_together(const std::string& prefix, const OptimizerOptions& options, const Dict& values) {
+    const std::vector<FieldFault> found = adapter_->check_state(values, options);
+    for (const auto& [field, fault] : found) {
+      if (fault.kind == ErrorKind::kKey) {
+        add_missing(prefix + field, fault.text);
+      } else {
+        faults_.add(fault.kind, prefix + field, fault.text);
+      }
+    }
+    return found.empty();
   }
 
   void find_unknown_fields(const std::string& prefix, const std::vector<StateField>& fields, const Dict& given) {
@@ -238,88 +293,18 @@ class OptimizerLoad {
     }
   }
 
-  bool read_counter(const std::string& key, const Value& value, Value& into) {
-    std::int64_t counter = 0;
-    if (const auto fault = take_counter(value, counter)) {
-      faults_.add(fault->kind, key, fault->text);
-      return false;
-    }
-    into = counter;
-    return true;
-  }
-
-  bool read_tensor(const std::string& key, const Value& value, const OptimizerParameter& parameter,
-                   const Value* current, Value& into) {
-    const bool is_dtensor = value.kind() == ValueKind::kDTensor;
-    if (is_dtensor && !check_layout(key, value.as_dtensor(), parameter)) return false;
-    if (!is_dtensor && (!value.is_tensor() || !value.as_tensor().defined())) {
-      faults_.add(ErrorKind::kType, key,
-                  c10::str("a ", value_kind_name(value.kind()), " is given where a tensor is needed"));
-      return false;
-    }
-    const at::Tensor& local = is_dtensor ? value.as_dtensor().local() : value.as_tensor();
-    const at::Tensor& like = current == nullptr ? parameter.tensor : current->as_tensor();
-    into = local;
-    return check_fits(key, local, parameter.tensor.sizes(), like.scalar_type(), options_.dtype_policy, faults_,
-                      report_);
-  }
-
-  /// Parts of equal shape may be different parts.
-  bool check_layout(const std::string& key, const DTensor& given, const OptimizerParameter& parameter) {
-    if (!parameter.layout) {
-      faults_.add(ErrorKind::kType, key, "a DTensor is given, but the optimizer's parameter is a plain tensor");
-      return false;
-    }
-    const DTensorLayout& layout = *parameter.layout;
-    if (given.global_sizes() != layout.global_sizes) {
-      faults_.add(ErrorKind::kShape, key,
-                  c10::str("the given DTensor has shape ", c10::IntArrayRef(given.global_sizes()), ", the parameter ",
-                           c10::IntArrayRef(layout.global_sizes)));
-      return false;
-    }
-    if (given.placements() != layout.placements || !(given.mesh() == *layout.mesh)) {
-      faults_.add(ErrorKind::kInvalidArgument, key, "the given DTensor is spread otherwise than the parameter");
-      return false;
-    }
-    return true;
-  }
-
   void find_unexpected() {
     const std::vector<std::string> names = live_names();
     const std::set<std::string> live(names.begin(), names.end());
+    const std::set<std::string>& holders = adapter_->has_one_state_per_group() ? state_holders_ : live;
     for (const auto& [fqn, values] : stored_.state) {
-      if (!live.contains(fqn)) report_.unexpected.push_back("state." + fqn);
+      if (!holders.contains(fqn)) report_.unexpected.push_back("state." + fqn);
     }
     for (const StoredGroup& group : stored_.groups) {
       for (const std::string& fqn : group.params) {
         if (!live.contains(fqn)) report_.unexpected.push_back(group.label + ".params: " + fqn);
       }
     }
-  }
-
-  /// Replaces the given tensors by those that the optimizer will have, and notes what is to be copied into them.
-  Dict place_values(const StateChange& change) {
-    const at::Tensor& parameter = change.parameter->tensor;
-    const OptimizerParamState* state = live_state(*change.parameter);
-    const Dict current = state == nullptr ? Dict() : adapter_->read_state(*state);
-    Dict placed;
-    for (const auto& [name, value] : change.values) {
-      if (!value.is_tensor()) {
-        placed.insert_or_assign(name, value);
-        continue;
-      }
-      const Value* live = current.find(name);
-      const bool fits = live != nullptr && live->as_tensor().sizes() == parameter.sizes();
-      at::Tensor destination = fits ? live->as_tensor() : new_tensor(parameter, live);
-      copies_.add(destination, value.as_tensor());
-      placed.insert_or_assign(name, std::move(destination));
-    }
-    return placed;
-  }
-
-  static at::Tensor new_tensor(const at::Tensor& parameter, const Value* live) {
-    const at::ScalarType dtype = live == nullptr ? parameter.scalar_type() : live->as_tensor().scalar_type();
-    return at::empty_like(parameter.detach(), at::dtype(dtype));
   }
 
   void apply(const StateChange& change) {
@@ -344,6 +329,7 @@ class OptimizerLoad {
   std::set<const StoredGroup*> checked_;
   std::vector<GroupChange> groups_;
   std::vector<StateChange> changes_;
+  std::set<std::string> state_holders_;  ///< names under which there is the state of a whole group
   TensorCopies copies_;
 };
 

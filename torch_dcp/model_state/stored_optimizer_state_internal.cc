@@ -64,6 +64,7 @@ void read_groups(const Value& given, StoredOptimizerState& stored, FaultList& fa
     }
     read.options = group.as_dict();
     read.params = read_params(read.label + "." + kParams, read.options.find(kParams), faults);
+    read.order = read.params;
     read.options.erase(kParams);
   }
 }
@@ -82,14 +83,17 @@ class FlatValues {
  public:
   explicit FlatValues(const Dict& given) : given_(given) {}
 
+  /// Null if there is none.
+  const Value* take(const std::string& key) {
+    const Value* value = given_.find(key);
+    if (value != nullptr) taken_.insert(key);
+    return value;
+  }
+
   Dict take(const std::string& prefix, const std::vector<std::string>& names) {
     Dict values;
     for (const std::string& name : names) {
-      const std::string key = prefix + "." + name;
-      if (const Value* value = given_.find(key)) {
-        values.insert_or_assign(name, *value);
-        taken_.insert(key);
-      }
+      if (const Value* value = take(prefix + "." + name)) values.insert_or_assign(name, *value);
     }
     return values;
   }
@@ -142,7 +146,9 @@ StoredOptimizerState read_flattened_state(const Dict& given, const std::vector<s
     }
     const std::string label = "param_groups." + fqn;
     if (Dict options = values.take(label, option_names); !options.empty()) {
-      stored.groups.push_back({label, std::move(options), {fqn}});
+      StoredGroup& group = stored.groups.emplace_back(StoredGroup{label, std::move(options), {fqn}, {}});
+      const std::string names = label + "." + kParams;
+      if (const Value* params = values.take(names)) group.order = read_params(names, params, faults);
     }
   }
   stored.unexpected = values.rest();

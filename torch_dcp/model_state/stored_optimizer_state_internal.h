@@ -14,6 +14,7 @@ struct StoredGroup {
   std::string label;  ///< where it is in the given dict, such as "param_groups.0"
   Dict options;
   std::vector<std::string> params;
+  std::vector<std::string> order;  ///< all parameters of the group that was saved, in its order; empty if not given
 };
 
 /// What a given optimizer state dict says, whatever its form.
@@ -27,6 +28,9 @@ struct StoredOptimizerState {
 StoredOptimizerState read_nested_state(const Dict& given, FaultList& faults);
 
 /// Reads the flattened form. Each parameter has a group of its own here.
+///
+/// An optimizer that has one state for a group gives the group's names for each parameter, `param_groups.FQN.params`:
+/// its state is in their order. (Python has no such form.)
 ///
 /// A flattened key does not tell where the parameter's name ends, so it is looked up by what is known:
 /// \param fqns  Parameters of the optimizer.

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
+#include "torch_dcp/base/error.h"
 #include "torch_dcp/plan/box_sweep_internal.h"
 
 namespace dcp {
@@ -40,11 +42,18 @@ double depth_in(const std::vector<Box>& boxes, const std::vector<std::size_t>& n
   return lengths / static_cast<double>(high - low);
 }
 
-/// Dimensions in which not all boxes are alike, the most finely cut one first.
-std::vector<std::size_t> telling_dims(const std::vector<Box>& boxes, const std::vector<std::size_t>& numbers) {
+std::vector<std::size_t> all_dims(const Box& box) {
+  std::vector<std::size_t> dims(box.ndim());
+  std::iota(dims.begin(), dims.end(), std::size_t{0});
+  return dims;
+}
+
+/// Those of `candidates` in which not all boxes are alike, the most finely cut one first.
+std::vector<std::size_t> telling_dims(const std::vector<Box>& boxes, const std::vector<std::size_t>& numbers,
+                                      const std::vector<std::size_t>& candidates) {
   std::vector<std::pair<double, std::size_t>> dims;
   const Box& first = boxes[numbers[0]];
-  for (std::size_t dim = 0; dim < first.ndim(); ++dim) {
+  for (const std::size_t dim : candidates) {
     const bool alike = std::all_of(numbers.begin(), numbers.end(), [&](std::size_t i) {
       return boxes[i].offsets[dim] == first.offsets[dim] && boxes[i].sizes[dim] == first.sizes[dim];
     });
@@ -68,16 +77,22 @@ void sort_by(std::vector<std::size_t>& numbers, SweepCounters& counters, Coordin
   if (!std::is_sorted(numbers.begin(), numbers.end(), less)) std::sort(numbers.begin(), numbers.end(), less);
 }
 
+using Pair = std::optional<std::pair<std::size_t, std::size_t>>;
+
+/// Tests of pairs that one search may make where only they can tell: about a second's work. Thousands of boxes laid
+/// in any way stay below.
+constexpr std::uint64_t kMaxTests = 16'000'000;
+constexpr std::uint64_t kMaxTestsPerBox = 64;
+
 /// Boxes that the sweep line of one dimension cuts, ordered by their begin in another.
 class ActiveBoxes {
  public:
-  using Pair = std::optional<std::pair<std::size_t, std::size_t>>;
-
   ActiveBoxes(const std::vector<Box>& boxes, std::vector<std::size_t> dims, std::int64_t longest,
-              SweepCounters& counters)
+              std::uint64_t& tests_left, SweepCounters& counters)
       : boxes_(boxes),
         dims_(std::move(dims)),
         longest_(longest),
+        tests_left_(tests_left),
         counters_(counters),
         active_(Less{&counters.sort_comparisons}),
         places_(boxes.size(), active_.end()) {}
@@ -103,6 +118,11 @@ class ActiveBoxes {
 
   bool overlap(std::size_t a, std::size_t b) {
     ++counters_.pair_tests;
+    if (dims_.size() > 2) {
+      DCP_CHECK(tests_left_ > 0, kUnsupported, boxes_.size(), " boxes lie so irregularly in ", dims_.size(),
+                " dimensions (no plane parts them) that it takes too long to find out whether two overlap");
+      --tests_left_;
+    }
     return std::all_of(dims_.begin() + 1, dims_.end(),
                        [&](std::size_t dim) { return overlap_in(boxes_[a], boxes_[b], dim); });
   }
@@ -130,14 +150,14 @@ class ActiveBoxes {
   const std::vector<Box>& boxes_;
   std::vector<std::size_t> dims_;
   std::int64_t longest_;
+  std::uint64_t& tests_left_;
   SweepCounters& counters_;
   Active active_;
   std::vector<Active::iterator> places_;
 };
 
-std::optional<std::pair<std::size_t, std::size_t>> sweep_one_dim(const std::vector<Box>& boxes,
-                                                                 std::vector<std::size_t> numbers, std::size_t dim,
-                                                                 SweepCounters& counters) {
+Pair sweep_one_dim(const std::vector<Box>& boxes, std::vector<std::size_t> numbers, std::size_t dim,
+                   SweepCounters& counters) {
   sort_by(numbers, counters, [&](std::size_t i) { return begin_of(boxes[i], dim); });
   for (std::size_t i = 1; i < numbers.size(); ++i) {
     ++counters.pair_tests;
@@ -148,17 +168,15 @@ std::optional<std::pair<std::size_t, std::size_t>> sweep_one_dim(const std::vect
   return std::nullopt;
 }
 
-std::optional<std::pair<std::size_t, std::size_t>> sweep_many_dims(const std::vector<Box>& boxes,
-                                                                   const std::vector<std::size_t>& numbers,
-                                                                   const std::vector<std::size_t>& dims,
-                                                                   SweepCounters& counters) {
+Pair sweep_many_dims(const std::vector<Box>& boxes, const std::vector<std::size_t>& numbers,
+                     const std::vector<std::size_t>& dims, std::uint64_t& tests_left, SweepCounters& counters) {
   std::vector<std::size_t> starts = numbers;
   std::vector<std::size_t> ends = numbers;
   sort_by(starts, counters, [&](std::size_t i) { return begin_of(boxes[i], dims[0]); });
   sort_by(ends, counters, [&](std::size_t i) { return end_of(boxes[i], dims[0]); });
   std::int64_t longest = 0;
   for (std::size_t i : numbers) longest = std::max(longest, boxes[i].sizes[dims[1]]);
-  ActiveBoxes active(boxes, dims, longest, counters);
+  ActiveBoxes active(boxes, dims, longest, tests_left, counters);
   std::size_t next_end = 0;
   for (std::size_t number : starts) {
     // A box that ends where this one begins does not touch it. Every such box began earlier, so it is active.
@@ -167,6 +185,85 @@ std::optional<std::pair<std::size_t, std::size_t>> sweep_many_dims(const std::ve
   }
   return std::nullopt;
 }
+
+/// Finds an overlap by parting the boxes along planes that none of them crosses, until sweeps can tell. All layouts
+/// that come from cutting and cutting again (meshes of any number of dimensions) come apart in as many rounds as they
+/// have dimensions; what no plane parts is swept as it is, with a bound on the tests.
+class PartingSweep {
+ public:
+  PartingSweep(const std::vector<Box>& boxes, SweepCounters& counters) : boxes_(boxes), counters_(counters) {}
+
+  Pair find_overlap(std::vector<std::size_t> numbers) {
+    const std::size_t count = numbers.size();
+    std::vector<std::size_t> dims = all_dims(boxes_[numbers[0]]);
+    tests_left_ = kMaxTests + kMaxTestsPerBox * count;
+    parting_left_ = count * (64 + 2 * dims.size() * dims.size());
+    pending_.push_back({std::move(numbers), std::move(dims)});
+    while (!pending_.empty()) {
+      Group group = std::move(pending_.back());
+      pending_.pop_back();
+      if (group.numbers.size() < 2) continue;
+      group.dims = telling_dims(boxes_, group.numbers, group.dims);
+      if (group.dims.size() > 2 && part(group)) continue;
+      if (const Pair overlapping = sweep(group)) return overlapping;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  struct Group {
+    std::vector<std::size_t> numbers;
+    std::vector<std::size_t> dims;  ///< those in which boxes may differ
+  };
+
+  /// Puts the parts into `pending_`, unless no plane parts the group.
+  bool part(const Group& group) {
+    // Made-up boxes may come apart one by one.
+    const std::size_t work = group.numbers.size() * group.dims.size();
+    if (work > parting_left_) return false;
+    parting_left_ -= work;
+    return std::any_of(group.dims.begin(), group.dims.end(), [&](std::size_t dim) { return part_in(group, dim); });
+  }
+
+  bool part_in(const Group& group, std::size_t dim) {
+    std::vector<std::size_t> numbers = group.numbers;
+    sort_by(numbers, counters_, [&](std::size_t i) { return begin_of(boxes_[i], dim); });
+    auto from = numbers.begin();
+    std::int64_t greatest_end = end_of(boxes_[*from], dim);
+    for (auto it = from + 1; it != numbers.end(); ++it) {
+      if (begin_of(boxes_[*it], dim) >= greatest_end) {
+        pending_.push_back({{from, it}, group.dims});
+        from = it;
+      }
+      greatest_end = std::max(greatest_end, end_of(boxes_[*it], dim));
+    }
+    if (from == numbers.begin()) return false;
+    pending_.push_back({{from, numbers.end()}, group.dims});
+    return true;
+  }
+
+  Pair sweep(const Group& group) {
+    if (group.dims.empty()) return std::pair(group.numbers[0], group.numbers[1]);
+    if (group.dims.size() == 1) return sweep_one_dim(boxes_, group.numbers, group.dims[0], counters_);
+    if (group.numbers.size() == boxes_.size()) {
+      return sweep_many_dims(boxes_, group.numbers, group.dims, tests_left_, counters_);
+    }
+    // On boxes of its own, so that it costs by the size of the group.
+    std::vector<Box> boxes;
+    for (const std::size_t i : group.numbers) boxes.push_back(boxes_[i]);
+    std::vector<std::size_t> numbers(boxes.size());
+    std::iota(numbers.begin(), numbers.end(), std::size_t{0});
+    const Pair found = sweep_many_dims(boxes, numbers, group.dims, tests_left_, counters_);
+    if (!found) return found;
+    return std::pair(group.numbers[found->first], group.numbers[found->second]);
+  }
+
+  const std::vector<Box>& boxes_;
+  SweepCounters& counters_;
+  std::vector<Group> pending_;
+  std::uint64_t tests_left_ = 0;
+  std::uint64_t parting_left_ = 0;
+};
 
 /// The first stretch of `region` in `dim` where the boxes' cross sections do not fill its own.
 std::optional<std::pair<std::int64_t, std::int64_t>> find_thin_stretch(const Box& region, const std::vector<Box>& boxes,
@@ -202,12 +299,9 @@ std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const std::vecto
                                                                 SweepCounters* counters) {
   SweepCounters unread;
   SweepCounters& count = counters == nullptr ? unread : *counters;
-  const std::vector<std::size_t> numbers = non_empty(boxes);
+  std::vector<std::size_t> numbers = non_empty(boxes);
   if (numbers.size() < 2) return std::nullopt;
-  const std::vector<std::size_t> dims = telling_dims(boxes, numbers);
-  if (dims.empty()) return std::pair(numbers[0], numbers[1]);
-  return dims.size() == 1 ? sweep_one_dim(boxes, numbers, dims[0], count)
-                          : sweep_many_dims(boxes, numbers, dims, count);
+  return PartingSweep(boxes, count).find_overlap(std::move(numbers));
 }
 
 std::optional<Box> find_uncovered(const Box& region, const std::vector<Box>& boxes, SweepCounters* counters) {
@@ -235,7 +329,7 @@ OverlapFinder::OverlapFinder(const std::vector<Box>& boxes, SweepCounters* count
   SweepCounters unread;
   SweepCounters& count = counters == nullptr ? unread : *counters;
   if (by_begin_.empty() || boxes[by_begin_[0]].ndim() == 0) return;
-  const std::vector<std::size_t> dims = telling_dims(boxes, by_begin_);
+  const std::vector<std::size_t> dims = telling_dims(boxes, by_begin_, all_dims(boxes[by_begin_[0]]));
   dim_ = dims.empty() ? 0 : dims[0];
   sort_by(by_begin_, count, [&](std::size_t i) { return begin_of(boxes[i], dim_); });
   greatest_end_.reserve(by_begin_.size());

@@ -20,8 +20,9 @@ struct SweepCounters {
 
 /// Numbers of two boxes that overlap, or nothing. Empty boxes overlap nothing.
 ///
-/// Dimensions that no two boxes differ in are left out; with one or two others left it takes
-/// O(n log n), with more O(n log n + pairs that overlap in the two most finely cut ones).
+/// O(n log n) for boxes that differ in one or two dimensions, and, per dimension, for all that cutting and cutting
+/// again can make.
+/// \throws dcp::Error kUnsupported for others, if they are so many that it takes more than about 16 million tests.
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const std::vector<Box>& boxes,
                                                                 SweepCounters* counters = nullptr);
 

@@ -4,6 +4,7 @@
 
 #include "torch_dcp/plan/load_leaf_internal.h"
 #include "torch_dcp/state_dict/equal.h"
+#include "torch_dcp/tensor/quantized.h"
 
 namespace dcp {
 
@@ -92,8 +93,17 @@ at::Tensor DefaultLoadPlanner::resolve_tensor(const ReadItem& item) {
   return region;
 }
 
-void DefaultLoadPlanner::commit_tensor(const ReadItem&, const at::Tensor&) {
-  // The filled tensor is an alias of the destination already.
+void DefaultLoadPlanner::commit_tensor(const ReadItem& item, const at::Tensor& tensor) {
+  // The filled tensor is an alias of the destination already, but a quantizer belongs to one handle only.
+  if (!tensor.is_quantized()) return;
+  const FlatLeaf* leaf = flat_.find(item.dest_index.fqn);
+  if (leaf == nullptr) return;
+  const std::lock_guard lock(objects_mutex_);  // Tied tensors are one.
+  if (const auto* plain = std::get_if<at::Tensor>(&leaf->value.storage())) {
+    set_quantizer(*plain, quantizer_of(tensor));
+  } else if (const auto* distributed = std::get_if<DTensor>(&leaf->value.storage())) {
+    set_quantizer(distributed->local(), quantizer_of(tensor));
+  }
 }
 
 void DefaultLoadPlanner::load_object(const ReadItem& item, Value value) {

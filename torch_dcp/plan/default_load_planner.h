@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -78,8 +79,11 @@ class DCP_API DefaultLoadPlanner : public LoadPlanner {
   OrderedMap<std::string, Value> objects_;
 };
 
-/// Rebuilds the nested state dict of a checkpoint from its metadata: whole tensors on CPU,
-/// paths from the planner data (a key without a path becomes a top-level key).
+/// Makes what a rebuilt tensor is read into: a tensor of any kind with its global size.
+using MakeDestination = std::function<Value(const std::string& key, const TensorStorageMetadata& tensor)>;
+
+/// Rebuilds the nested state dict of a checkpoint from its metadata: whole tensors on CPU, or whatever
+/// `make_destination` makes, paths from the planner data (a key without a path becomes a top-level key).
 ///
 /// The state dict passed to `set_up` must be empty; it is filled in `set_up` with destinations
 /// (allocated only after all sizes and the coverage have been checked) and complete after
@@ -88,7 +92,8 @@ class DCP_API RebuildLoadPlanner : public DefaultLoadPlanner {
  public:
   /// \param keys  Flat keys, or dotted prefixes of them, to rebuild; empty for all. A name that
   ///              matches nothing is kKey.
-  explicit RebuildLoadPlanner(std::set<std::string> keys = {});
+  /// \param make_destination  Called in `set_up` once all has been checked; whole tensors on CPU if empty.
+  explicit RebuildLoadPlanner(std::set<std::string> keys = {}, MakeDestination make_destination = {});
   ~RebuildLoadPlanner() override;
 
   /// \throws dcp::Error kInvalidArgument for a state dict that is not empty, kKey for a name that
@@ -101,6 +106,7 @@ class DCP_API RebuildLoadPlanner : public DefaultLoadPlanner {
 
  private:
   std::set<std::string> keys_;
+  MakeDestination make_destination_;
   /// Keys of objects at whose path other keys have values, with one of those keys: a rank had an
   /// empty Dict where another had entries.
   std::map<std::string, std::string> opened_;

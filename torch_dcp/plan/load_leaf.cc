@@ -152,16 +152,23 @@ void LeafLoader::add_tensor(const std::string& key, const Value& destination, co
 }
 
 at::Tensor LeafLoader::untied(const std::string& key, const at::Tensor& view) {
-  const auto [owner, is_first] =
-      owners_.try_emplace({view.const_data_ptr(), view.sizes().vec(), view.strides().vec()}, key);
-  if (is_first) return view;
-  tied_.push_back({key, owner->second, view, view.clone()});
+  const auto [begin, end] = owners_.equal_range(view.const_data_ptr());
+  const auto owner = std::find_if(begin, end, [&](const auto& entry) {
+    const at::Tensor& other = entry.second.second;
+    return other.sizes() == view.sizes() && other.strides() == view.strides();
+  });
+  if (owner == end) {
+    owners_.emplace(view.const_data_ptr(), std::pair(key, view));
+    return view;
+  }
+  tied_.push_back({key, owner->second.first, view, view.clone()});
   return tied_.back().other;
 }
 
 bool LeafLoader::check_dtype(const std::string& key, ScalarType stored, ScalarType wanted) {
   if (stored == wanted) return true;
-  if (allows(options_.dtype_policy, stored, wanted)) {
+  // Numbers have no quantizer; and what a quantized destination has is to be the stored one's.
+  if (!c10::isQIntType(wanted) && allows(options_.dtype_policy, stored, wanted)) {
     report_.converted.push_back({key, dtype_name(stored), dtype_name(wanted)});
     return true;
   }

@@ -1,9 +1,10 @@
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "torch_dcp/base/fault_list.h"
@@ -64,7 +65,8 @@ class LeafLoader {
   LoadPlan& plan_;
   ChunkViews& views_;
   std::vector<TiedView>& tied_;
-  std::map<std::tuple<const void*, std::vector<std::int64_t>, std::vector<std::int64_t>>, std::string> owners_;
+  /// By their first byte: the views that are read into, and their keys.
+  std::unordered_multimap<const void*, std::pair<std::string, at::Tensor>> owners_;
   std::optional<std::vector<std::string_view>> sorted_keys_;  ///< of the checkpoint; made when needed
 };
 

@@ -10,6 +10,7 @@
 #include "torch_dcp/plan/default_load_planner.h"
 #include "torch_dcp/plan/validate.h"
 #include "torch_dcp/tensor/dtype.h"
+#include "torch_dcp/tensor/quantized.h"
 
 namespace dcp {
 namespace {
@@ -87,11 +88,18 @@ PlannedLeaves select_leaves(const Metadata& metadata, const std::set<std::string
 
 /// Why tensors of a dtype cannot be rebuilt; nothing if they can.
 std::optional<std::string> find_dtype_fault(ScalarType dtype) {
-  if (c10::isQIntType(dtype)) return "a quantized tensor (" + dtype_name(dtype) + ") cannot be rebuilt";
-  if (dtype == ScalarType::Undefined || c10::isBitsType(dtype)) {
+  const bool is_packed = c10::isQIntType(dtype) && !is_quantized_dtype(dtype);
+  if (dtype == ScalarType::Undefined || c10::isBitsType(dtype) || is_packed) {
     return std::string("a tensor of dtype ") + c10::toString(dtype) + " cannot be rebuilt";
   }
   return std::nullopt;
+}
+
+/// A quantized tensor gets the quantizer of the file when it is read.
+at::Tensor empty_tensor(const Sizes& size, ScalarType dtype) {
+  at::Tensor tensor = at::empty(size, at::TensorOptions(dtype));
+  if (is_quantized_dtype(dtype)) set_quantizer(tensor, {});
+  return tensor;
 }
 
 /// Checks all tensors before anything is allocated, for a file may state any size.
@@ -220,9 +228,16 @@ class PathCheck {
   FaultList faults_;
 };
 
+Value make_whole_tensor(const std::string&, const TensorStorageMetadata& tensor) {
+  return empty_tensor(tensor.size, tensor.properties.dtype);
+}
+
 }  // namespace
 
-RebuildLoadPlanner::RebuildLoadPlanner(std::set<std::string> keys) : keys_(std::move(keys)) {}
+RebuildLoadPlanner::RebuildLoadPlanner(std::set<std::string> keys, MakeDestination make_destination)
+    : keys_(std::move(keys)), make_destination_(std::move(make_destination)) {
+  if (!make_destination_) make_destination_ = make_whole_tensor;
+}
 RebuildLoadPlanner::~RebuildLoadPlanner() = default;
 
 void RebuildLoadPlanner::set_up(StateDict& state, const Metadata& metadata, const LoadPlannerContext& context) {
@@ -237,9 +252,7 @@ void RebuildLoadPlanner::set_up(StateDict& state, const Metadata& metadata, cons
   flat.reserve(leaves.size());
   for (const auto& [key, leaf] : leaves) {
     Value destination;
-    if (leaf.tensor != nullptr) {
-      destination = at::empty(leaf.tensor->size, at::TensorOptions(leaf.tensor->properties.dtype));
-    }
+    if (leaf.tensor != nullptr) destination = make_destination_(key, *leaf.tensor);
     if (!opened_.contains(key)) set_element(rebuilt, leaf.path, destination);
     flat.insert(key, {leaf.path, std::move(destination)});
   }

@@ -5,6 +5,7 @@
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/tensor/dtype.h"
 #include "torch_dcp/tensor/local_chunks.h"
+#include "torch_dcp/tensor/quantized.h"
 
 namespace dcp {
 namespace {
@@ -44,7 +45,11 @@ std::vector<WriteItemAndView> tensor_items(const std::string& fqn, const Value& 
   for (LocalChunk& chunk : one_per_offset(local_chunks(tensor))) {
     const ScalarType dtype = chunk.view.scalar_type();
     // What cannot be stored is refused before anything is written.
-    DCP_CHECK(!c10::isQIntType(dtype), kUnsupported, "quantized tensors (", dtype_name(dtype), ") cannot be saved");
+    if (is_quantized_dtype(dtype)) {
+      DCP_CHECK(!is_distributed(tensor), kUnsupported, "a distributed quantized tensor (", dtype_name(dtype),
+                ") cannot be saved");
+      quantizer_of(chunk.view);  // throws for one without a form
+    }
     storage_name(dtype);
     items.push_back({tensor_item(fqn, leaf, tensor, chunk.box, dtype), std::move(chunk.view)});
   }

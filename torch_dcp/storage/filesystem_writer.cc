@@ -26,6 +26,8 @@
 #include "torch_dcp/io/atomic_write.h"
 #include "torch_dcp/io/local_file_system.h"
 #include "torch_dcp/storage/file_layout_internal.h"
+#include "torch_dcp/storage/gathering_file_internal.h"
+#include "torch_dcp/storage/item_stream_internal.h"
 #include "torch_dcp/storage/item_writer_internal.h"
 #include "torch_dcp/storage/save_id_internal.h"
 
@@ -33,6 +35,9 @@ namespace dcp {
 namespace {
 
 using file_layout::kMetadataName;
+
+/// Files of one rank that are written past the page cache at once.
+constexpr std::size_t kMaxDirectFiles = 4;
 
 bool is_metadata(const std::string& name) {
   return name == kMetadataName || file_layout::rank_of_metadata(name).has_value();
@@ -65,6 +70,11 @@ FileSystemWriter::FileSystemWriter(std::string path, FileSystemWriterOptions opt
       files_(options_.file_system ? options_.file_system : local_file_system()) {
   DCP_CHECK(!path_.empty(), kInvalidArgument, "a checkpoint needs a path");
   DCP_CHECK(options_.thread_count > 0, kInvalidArgument, path_, ": thread_count must be at least 1");
+  for (const auto& transform : options_.transforms) {
+    DCP_CHECK(transform, kInvalidArgument, path_, ": a transform is null");
+  }
+  DCP_CHECK(options_.transforms.size() <= kMaxTransforms, kUnsupported, path_, ": ", options_.transforms.size(),
+            " transforms; readers undo at most ", kMaxTransforms);
 }
 
 FileSystemWriter::~FileSystemWriter() = default;
@@ -134,26 +144,50 @@ std::vector<WriteResult> FileSystemWriter::write_file(const SavePlan& plan, cons
                                                       std::size_t number, const std::vector<std::size_t>& items) {
   const std::string name = file_layout::data_file_name(context_.rank, number, plan.storage_data);
   // Exclusive: whatever has this name already is not ours to overwrite.
-  const std::unique_ptr<WritableFile> out = files_->create_file(file(name), /*exclusive=*/true);
+  GatheringFile out(files_->create_file(file(name), /*exclusive=*/true));
   written_[number] = name;
-  out->set_early_write_back(options_.sync_files);
+  out.set_early_write_back(options_.sync_files);
+  // Each such file has buffers of 8 MiB.
+  out.set_direct_writes(options_.sync_files && options_.thread_count <= kMaxDirectFiles);
+  constexpr std::int64_t kFewestCopyBytes = std::int64_t{1} << 20;
+  const auto thread_count = static_cast<std::int64_t>(options_.thread_count);
+  ItemWriter writer(planner, options_.checksums, std::max(kFewestCopyBytes, kWriteCopyBytes / thread_count));
+  const std::vector<std::string> descriptors = descriptors_of(options_.transforms);
   std::vector<WriteResult> results;
   results.reserve(items.size());
   for (const std::size_t position : items) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
     const WriteItem& item = plan.items[position];
-    const auto begin = static_cast<std::int64_t>(out->size());
+    const auto begin = static_cast<std::int64_t>(out.size());
     try {
-      write_item(*out, item, planner);
+      if (options_.transforms.empty()) {
+        writer.write(out, item);
+      } else {
+        TransformedItem transformed(out, options_.transforms);
+        writer.write(transformed, item);
+        transformed.finish();
+        const auto stored_bytes = static_cast<std::int64_t>(out.size()) - begin;
+        DCP_CHECK(item.type != WriteItemType::kByteIo ||
+                      static_cast<std::int64_t>(transformed.size()) <= most_object_bytes(stored_bytes),
+                  kUnsupported, "an object of ", transformed.size(), " bytes becomes ", stored_bytes,
+                  " by its transforms, which readers refuse as made to exhaust memory: save it without transforms");
+      }
     } catch (c10::Error& error) {
-      error.add_context(c10::str("while writing ", to_string(item.index), " to ", file(name)));
+      error.add_context(
+          c10::str("while writing ", to_string(item.index), " (or smaller items before it) to ", file(name)));
       throw;
     }
-    const std::int64_t length = static_cast<std::int64_t>(out->size()) - begin;
-    results.push_back({item.index, length, {name, begin, length, {}}});
+    const std::int64_t length = static_cast<std::int64_t>(out.size()) - begin;
+    results.push_back({item.index, length, {name, begin, length, descriptors}});
   }
-  if (options_.sync_files) out->sync();
-  out->close();
+  try {
+    out.flush();
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("while writing items up to ", to_string(results.back().index), " to ", file(name)));
+    throw;
+  }
+  if (options_.sync_files) out.sync();
+  out.close();
   return results;
 }
 
@@ -191,7 +225,9 @@ Metadata FileSystemWriter::finish(Metadata metadata, const std::vector<std::vect
   check_every_item_is_written(metadata);
 
   kept_ = {metadata_name()};
-  for (const auto& [index, info] : metadata.storage_data) kept_.push_back(info.relative_path);
+  for (const auto& [index, info] : metadata.storage_data) {
+    if (kept_.back() != info.relative_path) kept_.push_back(info.relative_path);
+  }
   if (context_.use_collectives) {
     const std::string side_file = file_layout::side_file_name(save_id_);
     atomic_write(*files_, path_, side_file, encode_side_file(make_side_file(metadata)), options_.sync_files);

@@ -8,6 +8,7 @@
 
 #include "torch_dcp/io/file_system.h"
 #include "torch_dcp/storage/storage_writer.h"
+#include "torch_dcp/storage/stream_transforms.h"
 
 namespace dcp {
 
@@ -28,6 +29,10 @@ struct FileSystemWriterOptions {
   std::size_t thread_count = 1;      ///< writer threads, and files per rank, of each rank
   bool single_file_per_rank = true;  ///< off: one file per item
   bool sync_files = true;            ///< off: nothing is synced; a power cut may lose the checkpoint or damage it
+  bool checksums = true;             ///< off: no CRC-32 of tensors is recorded, and no load can check their bytes
+  /// What each item's bytes go through, in this order, such as `zstd_transform()`. Through fixed buffers, however large
+  /// the item. A slice of such an item cannot be read without the rest of it.
+  StreamTransforms transforms = {};
   std::shared_ptr<FileSystem> file_system = nullptr;  ///< the local one if null
 };
 

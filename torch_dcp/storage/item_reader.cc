@@ -1,7 +1,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "torch_dcp/base/error.h"
@@ -9,12 +8,13 @@
 #include "torch_dcp/storage/item_reader_internal.h"
 #include "torch_dcp/storage/region_reader_internal.h"
 #include "torch_dcp/tensor/dtype.h"
+#include "torch_dcp/tensor/quantized.h"
 
 namespace dcp {
 namespace {
 
 /// Small enough that the bytes are still in the cache for the checksum after they were read.
-constexpr std::size_t kChecksumBytes = std::size_t{1} << 20;
+constexpr std::size_t kChecksumBytes = std::size_t{256} << 10;
 
 MutableByteSpan memory_of(const at::Tensor& tensor) {
   return {static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()};
@@ -23,6 +23,11 @@ MutableByteSpan memory_of(const at::Tensor& tensor) {
 bool can_take_bytes(const at::Tensor& destination, c10::ScalarType dtype) {
   return destination.is_cpu() && destination.scalar_type() == dtype && destination.is_contiguous() &&
          !destination.is_conj() && !destination.is_neg();
+}
+
+void make_bools(const at::Tensor& bools) {
+  const at::Tensor bytes = bools.view(c10::ScalarType::Byte);
+  bytes.copy_(bytes.ne(0));
 }
 
 void check_crc(const TensorItem& item, std::uint32_t crc32) {
@@ -68,8 +73,12 @@ class RegionReader {
     }
   }
 
-  void finish() const {
+  void finish(const at::Tensor& destination) const {
     if (verify_) check_crc(item_, crc32_);
+    // A byte that is neither 0 nor 1 counts as true; as a C++ bool it would be neither.
+    if (item_.dtype == c10::ScalarType::Bool && destination.scalar_type() == c10::ScalarType::Bool) {
+      make_bools(destination);
+    }
   }
 
  private:
@@ -99,45 +108,47 @@ class RegionReader {
   std::int64_t done_bytes_ = 0;
 };
 
-void swap_bytes(MutableByteSpan bytes, std::int64_t unit_bytes) {
-  for (std::size_t at = 0; at + static_cast<std::size_t>(unit_bytes) <= bytes.size();
-       at += static_cast<std::size_t>(unit_bytes)) {
-    std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(at),
-                 bytes.begin() + static_cast<std::ptrdiff_t>(at) + unit_bytes);
-  }
-}
-
-/// The stored tensor, whole, as it was saved.
-at::Tensor read_whole(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
-                      const at::Tensor& like) {
-  Bytes storage = read_storage(file, item_offset, item);
-  if (item.is_big_endian) swap_bytes(storage, swap_unit_bytes(item.dtype));
-  const std::int64_t numel = item.data_bytes / element_bytes(item.dtype);
-  at::Tensor flat = like.new_empty({numel}, at::TensorOptions().dtype(item.dtype).device(c10::kCPU));
-  // Nothing to copy and no address to copy to in a tensor without elements.
-  if (!storage.empty()) std::memcpy(flat.mutable_data_ptr(), storage.data(), storage.size());
-  at::Tensor tensor = flat.as_strided(item.sizes, item.strides, item.storage_offset);
-  if (item.is_conj) tensor = tensor.conj();
-  return item.is_neg ? tensor.neg() : tensor;
-}
-
 bool is_whole(const TensorItem& item, c10::IntArrayRef lengths) { return lengths == c10::IntArrayRef(item.sizes); }
+
+/// The integers go where they would go without a quantizer, and the destination gets that of the file.
+void read_quantized(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
+                    c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
+                    bool verify_checksum, std::int64_t copy_bytes) {
+  DCP_CHECK(is_whole(item, lengths), kUnsupported, "a slice of a quantized tensor");
+  if (!destination.is_quantized()) {
+    destination.copy_(read_tensor(file, item_offset, item, verify_checksum).dequantize());
+    return;
+  }
+  DCP_CHECK(destination.scalar_type() == item.dtype, kType, "a quantized tensor of ", dtype_name(item.dtype),
+            " for a destination of ", dtype_name(destination.scalar_type()));
+  TensorItem integers = item;
+  integers.dtype = c10::toUnderlying(item.dtype);
+  integers.quantizer.reset();
+  read_tensor_region(file, item_offset, integers, begin, lengths, integers_of(destination), verify_checksum,
+                     copy_bytes);
+  set_quantizer(destination, *item.quantizer);
+}
 
 }  // namespace
 
 void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
                         c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
                         bool verify_checksum, std::int64_t copy_bytes) {
+  if (item.quantizer) {
+    return read_quantized(file, item_offset, item, begin, lengths, destination, verify_checksum, copy_bytes);
+  }
   if (destination.numel() == 0) return;
+  DCP_CHECK(!destination.is_quantized(), kUnsupported, "a tensor of ", dtype_name(item.dtype),
+            " for a quantized destination");
   if (item.is_plain_contiguous()) {
     const bool covers_storage = is_whole(item, lengths) && item.storage_offset == 0 &&
                                 destination.numel() * element_bytes(item.dtype) == item.data_bytes;
     RegionReader reader(file, item_offset, item, verify_checksum && covers_storage && item.crc32 != 0, copy_bytes);
     reader.read(begin, lengths, destination);
-    reader.finish();
+    reader.finish(destination);
     return;
   }
-  at::Tensor tensor = read_whole(file, item_offset, item, destination);
+  at::Tensor tensor = read_tensor(file, item_offset, item, verify_checksum);
   for (std::size_t d = 0; d < begin.size(); ++d) {
     tensor = tensor.narrow(static_cast<std::int64_t>(d), begin[d], lengths[d]);
   }

@@ -7,7 +7,7 @@
 
 namespace dcp {
 
-/// Extra memory at a time for destinations that the file cannot fill directly.
+/// Extra memory at a time for destinations that the file cannot fill directly, over all threads of a load.
 inline constexpr std::int64_t kReadCopyBytes = std::int64_t{16} << 20;
 
 /// Reads the region [begin, begin + lengths) of a stored tensor into a destination.
@@ -15,6 +15,9 @@ inline constexpr std::int64_t kReadCopyBytes = std::int64_t{16} << 20;
 /// A row-major item goes from the file straight into a contiguous CPU destination of its dtype; others pass through a
 /// buffer of at most `copy_bytes`. Only the region's bytes are read, but for items that are deflated, strided or
 /// swapped, which are read whole. The CRC-32 is checked whenever all of the item is read and `verify_checksum` is on.
+///
+/// A quantized tensor is read whole only; a destination of its dtype gets its quantizer, one of another dtype its
+/// numbers.
 ///
 /// \param begin, lengths  [ndim], in elements, inside `item.sizes`.
 /// \param destination     Shape `lengths`, any strides, device and dtype; filled by `copy_`'s conversion.

@@ -7,6 +7,7 @@
 #include "torch_dcp/format/crc32.h"
 #include "torch_dcp/format/object_item.h"
 #include "torch_dcp/format/torch_archive.h"
+#include "torch_dcp/format/torch_save_file.h"
 #include "torch_dcp/storage/item_writer_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
@@ -14,7 +15,7 @@ namespace dcp {
 namespace {
 
 /// Small enough that the bytes are still in the cache when the file takes them after the checksum.
-constexpr std::int64_t kChecksumBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kChecksumBytes = std::int64_t{256} << 10;
 
 ByteSpan elements_of(const at::Tensor& tensor) {
   return {static_cast<const std::uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
@@ -26,7 +27,16 @@ bool is_plain(const at::Tensor& view) {
   return view.is_cpu() && view.is_contiguous() && !view.is_conj() && !view.is_neg();
 }
 
-/// Calls `use` with the tensor's elements in row-major order, in one or more parts.
+/// Beside the elements it has its quantizer's numbers, for which the usual form has no place.
+void write_quantized(WritableFile& out, const at::Tensor& view) {
+  at::Tensor whole = view.cpu().contiguous();
+  if (whole.storage().nbytes() != whole.nbytes()) whole = whole.clone();  // The whole storage would be written.
+  TorchSaveWriter writer(out, Value(whole));
+  writer.finish();
+}
+
+}  // namespace
+
 void for_each_part(const at::Tensor& view, std::int64_t copy_bytes, const std::function<void(ByteSpan)>& use) {
   if (is_plain(view)) return use(elements_of(view));
   const auto bytes = static_cast<std::int64_t>(view.nbytes());
@@ -42,39 +52,44 @@ void for_each_part(const at::Tensor& view, std::int64_t copy_bytes, const std::f
   }
 }
 
-void write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view, std::int64_t copy_bytes) {
+ItemWriter::ItemWriter(const SavePlanner& planner, bool checksums, std::int64_t copy_bytes)
+    : planner_(planner), checksums_(checksums), copy_bytes_(copy_bytes) {}
+
+std::uint32_t ItemWriter::crc32_of_next(ByteSpan bytes, std::uint32_t crc32) const {
+  return checksums_ ? crc32_of(bytes, crc32) : 0;
+}
+
+void ItemWriter::write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view) {
   DCP_CHECK(view.sizes() == c10::IntArrayRef(item.chunk.sizes), kInternal, "the planner resolved a tensor of sizes ",
             to_string(view.sizes()), ", planned was ", to_string(item.chunk.sizes));
   DCP_CHECK(view.scalar_type() == item.properties.dtype, kInternal, "the planner resolved a tensor of dtype ",
             dtype_name(view.scalar_type()), ", planned was ", dtype_name(item.properties.dtype));
-  const TensorItemFrame frame = begin_tensor_item(view.scalar_type(), view.sizes());
-  if (frame.data_bytes <= kChecksumBytes) {
+  if (view.is_quantized()) return write_quantized(out, view);
+  TensorItemForm& form = forms_.of(view.scalar_type(), view.sizes());
+  if (form.data_bytes() <= kChecksumBytes) {
     const at::Tensor whole = is_plain(view) ? view : plain(view);
     const ByteSpan elements = elements_of(whole);
-    const Bytes tail = finish_tensor_item(frame, crc32_of(elements));
-    out.append_all({frame.head, elements, tail});
+    out.append_all({form.head(), elements, form.tail(crc32_of_next(elements, 0))});
     return;
   }
   std::uint32_t crc32 = 0;
-  out.append(frame.head);
-  for_each_part(view, copy_bytes, [&](ByteSpan part) {
+  out.append(form.head());
+  for_each_part(view, copy_bytes_, [&](ByteSpan part) {
     while (!part.empty()) {
       const ByteSpan piece = part.first(std::min(part.size(), std::size_t{kChecksumBytes}));
       part = part.subspan(piece.size());
-      crc32 = crc32_of(piece, crc32);
+      crc32 = crc32_of_next(piece, crc32);
       out.append(piece);
     }
   });
-  out.append(finish_tensor_item(frame, crc32));
+  out.append(form.tail(crc32));
 }
 
-}  // namespace
-
-void write_item(WritableFile& out, const WriteItem& item, const SavePlanner& planner, std::int64_t copy_bytes) {
+void ItemWriter::write(WritableFile& out, const WriteItem& item) {
   if (item.is_tensor()) {
-    write_tensor(out, item, planner.resolve_tensor(item), copy_bytes);
+    write_tensor(out, item, planner_.resolve_tensor(item));
   } else {
-    out.append(encode_object_item(planner.resolve_object(item)));
+    out.append(encode_object_item(planner_.resolve_object(item)));
   }
 }
 

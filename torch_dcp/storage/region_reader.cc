@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t kMaxHoleBytes = 4096;
 /// A run from this size on is worth a call of its own, unless the hole is small beside it: what large runs read
 /// too much stays below 1 / 32 of what is wanted.
-constexpr std::int64_t kLargeRunBytes = 4096;
+constexpr std::int64_t kLargeRunBytes = 1024;
 constexpr std::int64_t kRunBytesPerHoleByte = 32;
 /// What runs read at once may span.
 constexpr std::int64_t kMaxSpanBytes = std::int64_t{4} << 20;

@@ -22,7 +22,7 @@ struct FileRegion {
 /// Reads a region into `out`, row-major without gaps.
 ///
 /// Runs that lie close together are read at once and copied; a run alone goes straight into `out`.
-/// Reads at most 4 KiB of unwanted bytes for each run of less than 4 KiB, and at most 1 / 32 of its size for a larger
+/// Reads at most 4 KiB of unwanted bytes for each run of less than 1 KiB, and at most 1 / 32 of its size for a larger
 /// one.
 void read_region(const RandomAccessFile& file, const FileRegion& region, MutableByteSpan out);
 

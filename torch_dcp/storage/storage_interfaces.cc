@@ -1,3 +1,5 @@
+#include <string>
+
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/storage/storage_reader.h"
 #include "torch_dcp/storage/storage_writer.h"
@@ -10,6 +12,10 @@ void StorageWriter::abort() noexcept {}
 std::vector<std::string> StorageWriter::warnings() const { return {}; }
 
 StorageReader::~StorageReader() = default;
+
+std::string StorageReader::place() const { return {}; }
+
+std::optional<Metadata> StorageReader::read_merged_metadata() { return std::nullopt; }
 
 Metadata StorageReader::read_rank_metadata(int rank) {
   DCP_THROW(kUnsupported, "this storage reader has no metadata of single ranks (rank ", rank, " asked)");

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "torch_dcp/base/export.h"
@@ -24,7 +25,8 @@ struct StorageReaderContext {
 /// Gets a checkpoint out of some storage. Knows names and bytes, never how ranks talk.
 ///
 /// Calling order, each once per load:
-///   coordinator   read_metadata; if it gives nothing, every rank read_rank_metadata
+///   coordinator   read_metadata; if it gives nothing, read_merged_metadata (without collectives not); if that
+///                 gives nothing, every rank read_rank_metadata
 ///   every rank    set_up, prepare_local_plan
 ///   coordinator   prepare_global_plan
 ///   every rank    check, and when all ranks have passed, read_data
@@ -32,10 +34,17 @@ class DCP_API StorageReader {
  public:
   virtual ~StorageReader();
 
+  /// Where the checkpoint lies, such as its path: for messages. May be empty.
+  virtual std::string place() const;
+
   /// The checkpoint's metadata; nothing if it was saved without collectives, so that each rank has its own.
   ///
   /// \throws dcp::Error kNotFound ('incomplete checkpoint' and the path), kCorruptData, kIo.
   virtual std::optional<Metadata> read_metadata() = 0;
+
+  /// What all ranks saved without collectives, united for any number of ranks; nothing if this storage cannot tell,
+  /// so that each rank reads its own. \throws as read_metadata.
+  virtual std::optional<Metadata> read_merged_metadata();
 
   /// What `rank` saved without collectives. \throws as read_metadata.
   virtual Metadata read_rank_metadata(int rank);

@@ -9,6 +9,9 @@ namespace {
 
 void check_can_be_saved(const at::Tensor& tensor) {
   DCP_CHECK(tensor.defined(), kInvalidArgument, "the tensor is undefined");
+  // Its elements lie in other tensors, which only its class knows.
+  DCP_CHECK(!tensor.unsafeGetTensorImpl()->is_python_dispatch(), kUnsupported,
+            "tensors whose operators are Python's, such as Python's DTensor, cannot be saved or loaded here");
   DCP_CHECK(!tensor.is_nested(), kUnsupported, "nested tensors cannot be saved or loaded");
   DCP_CHECK(tensor.layout() == at::kStrided, kUnsupported, "tensors of layout ", tensor.layout(),
             " cannot be saved or loaded, only strided ones");

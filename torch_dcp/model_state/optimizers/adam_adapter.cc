@@ -1,48 +1,50 @@
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 #include "torch_dcp/model_state/optimizers/adapters_internal.h"
 #include "torch_dcp/model_state/optimizers/table_adapter_internal.h"
 
-// Source: torch/optim/adam.py (2.14.1); torch/csrc/api/src/optim/adam.cpp.
+// Adam and AdamW: the same options and state, and in Python one optimizer.
+// Source: torch/optim/adam.py, adamw.py (2.14.1); torch/csrc/api/src/optim/adam.cpp, adamw.cpp.
 
 namespace dcp {
 namespace {
 
-using torch::optim::AdamOptions;
-using Adapter = TableAdapter<torch::optim::Adam, AdamOptions, torch::optim::AdamParamState>;
-
-std::vector<Adapter::Option> options() {
-  return {
+template <typename Optimizer, typename Options, typename State>
+std::shared_ptr<const OptimizerAdapter> make_adapter(bool decoupled_weight_decay) {
+  using Adapter = TableAdapter<Optimizer, Options, State>;
+  std::vector<typename Adapter::Option> options = {
       Adapter::option("lr", [](auto& o) -> auto& { return o.lr(); }),
       Adapter::option("betas", [](auto& o) -> auto& { return o.betas(); }),
       Adapter::option("eps", [](auto& o) -> auto& { return o.eps(); }),
       Adapter::option("weight_decay", [](auto& o) -> auto& { return o.weight_decay(); }),
       Adapter::option("amsgrad", [](auto& o) -> auto& { return o.amsgrad(); }),
-      Adapter::fixed_option("maximize", false),
-      Adapter::ignored_option("foreach", None()),
-      Adapter::ignored_option("capturable", false),
-      Adapter::fixed_option("differentiable", false),
-      Adapter::ignored_option("fused", None()),
-      Adapter::fixed_option("decoupled_weight_decay", false),
+      Adapter::maximize(),
+      Adapter::foreach (),
+      Adapter::capturable(),
+      Adapter::differentiable(),
+      Adapter::fused(),
+      Adapter::fixed_option("decoupled_weight_decay", decoupled_weight_decay),
   };
-}
-
-std::vector<Adapter::Field> fields() {
-  const auto always = [](const AdamOptions&) { return true; };
-  return {
+  std::vector<typename Adapter::Field> fields = {
       Adapter::counter("step", [](auto& s) -> auto& { return s.step(); }),
-      Adapter::tensor(
-          "exp_avg", [](auto& s) -> auto& { return s.exp_avg(); }, always),
-      Adapter::tensor(
-          "exp_avg_sq", [](auto& s) -> auto& { return s.exp_avg_sq(); }, always),
+      Adapter::tensor("exp_avg", [](auto& s) -> auto& { return s.exp_avg(); }),
+      Adapter::tensor("exp_avg_sq", [](auto& s) -> auto& { return s.exp_avg_sq(); }),
       Adapter::tensor(
           "max_exp_avg_sq", [](auto& s) -> auto& { return s.max_exp_avg_sq(); },
-          [](const AdamOptions& o) { return o.amsgrad(); }),
+          [](const Options& o) { return o.amsgrad(); }),
   };
+  return std::make_shared<Adapter>(std::move(options), std::move(fields));
 }
 
 }  // namespace
 
-std::shared_ptr<const OptimizerAdapter> make_adam_adapter() { return std::make_shared<Adapter>(options(), fields()); }
+std::shared_ptr<const OptimizerAdapter> make_adam_adapter() {
+  return make_adapter<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>(false);
+}
+
+std::shared_ptr<const OptimizerAdapter> make_adamw_adapter() {
+  return make_adapter<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>(true);
+}
 
 }  // namespace dcp

@@ -90,7 +90,7 @@ std::optional<AdapterFault> take(const Value& value, std::tuple<double, double>&
   return std::nullopt;
 }
 
-std::optional<AdapterFault> take_counter(const Value& value, std::int64_t& into) {
+std::optional<AdapterFault> take(const Value& value, std::int64_t& into) {
   Number number;
   if (auto fault = take_number(value, number)) return fault;
   if (const double* real = std::get_if<double>(&number)) {
@@ -107,6 +107,8 @@ std::optional<AdapterFault> take_counter(const Value& value, std::int64_t& into)
 }
 
 Value to_value(double number) { return number; }
+
+Value to_value(std::int64_t number) { return number; }
 
 Value to_value(bool flag) { return flag; }
 

@@ -19,9 +19,10 @@ std::optional<AdapterFault> take(const Value& value, bool& into);
 /// A tuple or list of two numbers.
 std::optional<AdapterFault> take(const Value& value, std::tuple<double, double>& into);
 /// A whole number that is not negative: an int, a double, or a tensor without dimensions of a real dtype.
-std::optional<AdapterFault> take_counter(const Value& value, std::int64_t& into);
+std::optional<AdapterFault> take(const Value& value, std::int64_t& into);
 
 Value to_value(double number);
+Value to_value(std::int64_t number);
 Value to_value(bool flag);
 /// A tuple, as Python's optimizers have it.
 Value to_value(const std::tuple<double, double>& pair);

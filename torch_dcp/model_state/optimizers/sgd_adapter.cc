@@ -28,10 +28,10 @@ std::vector<Table::Option> options() {
       Table::option("dampening", [](auto& o) -> auto& { return o.dampening(); }),
       Table::option("weight_decay", [](auto& o) -> auto& { return o.weight_decay(); }),
       Table::option("nesterov", [](auto& o) -> auto& { return o.nesterov(); }),
-      Table::fixed_option("maximize", false),
-      Table::ignored_option("foreach", None()),
-      Table::fixed_option("differentiable", false),
-      Table::ignored_option("fused", None()),
+      Table::maximize(),
+      Table::foreach (),
+      Table::differentiable(),
+      Table::fused(),
   };
 }
 

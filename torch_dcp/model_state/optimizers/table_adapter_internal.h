@@ -37,6 +37,7 @@ class TableAdapter : public OptimizerAdapter {
     std::function<bool(const Options&)> is_needed;
     std::function<std::optional<Value>(const State&)> read;
     std::function<void(State&, const Value*)> write;  ///< null: unset
+    bool is_list = false;
   };
 
   TableAdapter(std::vector<Option> options, std::vector<Field> fields)
@@ -54,6 +55,13 @@ class TableAdapter : public OptimizerAdapter {
             [](Options&, const Value&) { return std::optional<AdapterFault>(); }};
   }
 
+  /// The flags that LibTorch lacks in all of its optimizers.
+  static Option maximize() { return fixed_option("maximize", false); }
+  static Option differentiable() { return fixed_option("differentiable", false); }
+  static Option foreach () { return ignored_option("foreach", None()); }
+  static Option fused() { return ignored_option("fused", None()); }
+  static Option capturable() { return ignored_option("capturable", false); }
+
   /// A flag that LibTorch lacks and that changes results: only the value by which LibTorch computes is taken.
   static Option fixed_option(std::string name, bool only_value) {
     return {std::move(name), false, [only_value](const Options&) { return Value(only_value); },
@@ -69,13 +77,15 @@ class TableAdapter : public OptimizerAdapter {
 
   template <typename Access>
   static Field counter(std::string name, Access access) {
-    return {std::move(name), StateFieldKind::kCounter, [](const Options&) { return true; },
+    return {std::move(name), StateFieldKind::kCounter, always,
             [access](const State& state) { return std::optional<Value>(counter_to_value(access(state))); },
             [access](State& state, const Value* value) { access(state) = value == nullptr ? 0 : value->as_int(); }};
   }
 
+  static bool always(const Options&) { return true; }
+
   template <typename Access>
-  static Field tensor(std::string name, Access access, std::function<bool(const Options&)> is_needed) {
+  static Field tensor(std::string name, Access access, std::function<bool(const Options&)> is_needed = always) {
     return {std::move(name), StateFieldKind::kLikeParameter, std::move(is_needed),
             [access](const State& state) {
               const at::Tensor& value = access(state);
@@ -124,7 +134,9 @@ class TableAdapter : public OptimizerAdapter {
   std::vector<StateField> state_fields(const torch::optim::OptimizerOptions& options) const override {
     const Options& typed = as<const Options>(options);
     std::vector<StateField> result;
-    for (const Field& field : fields_) result.push_back({field.name, field.kind, field.is_needed(typed)});
+    for (const Field& field : fields_) {
+      result.push_back({field.name, field.kind, field.is_needed(typed), field.is_list});
+    }
     return result;
   }
 
@@ -138,11 +150,15 @@ class TableAdapter : public OptimizerAdapter {
   }
 
   Dict initial_state(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const override {
+    const Options& typed = as<const Options>(options);
     Dict result;
-    for (const StateField& field : state_fields(options)) {
-      if (!field.is_needed) continue;
-      const bool is_counter = field.kind == StateFieldKind::kCounter;
-      result.insert_or_assign(field.name, is_counter ? counter_to_value(0) : Value(at::zeros_like(parameter.detach())));
+    for (const Field& field : fields_) {
+      if (!field.is_needed(typed)) continue;
+      if (field.kind == StateFieldKind::kLikeParameter) {
+        result.insert_or_assign(field.name, at::zeros_like(parameter.detach()));
+      } else if (std::optional<Value> value = field.read(State())) {
+        result.insert_or_assign(field.name, *std::move(value));
+      }
     }
     return result;
   }
@@ -154,7 +170,7 @@ class TableAdapter : public OptimizerAdapter {
     for (const Field& field : fields_) field.write(typed, values.find(field.name));
   }
 
- private:
+ protected:
   /// LibTorch's optimizers cast without a look, and options of another type may have been put into a group.
   template <typename To, typename From>
   static To& as(From& object) {
@@ -163,6 +179,7 @@ class TableAdapter : public OptimizerAdapter {
     return *typed;
   }
 
+ private:
   std::vector<Option> options_;
   std::vector<Field> fields_;
 };

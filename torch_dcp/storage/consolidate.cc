@@ -1,0 +1,201 @@
+#include "torch_dcp/storage/consolidate.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "torch_dcp/base/error.h"
+#include "torch_dcp/base/fault_list.h"
+#include "torch_dcp/base/thread_pool.h"
+#include "torch_dcp/io/local_file_system.h"
+#include "torch_dcp/storage/item_reader_internal.h"
+#include "torch_dcp/storage/safetensors_folder_internal.h"
+#include "torch_dcp/storage/safetensors_folder_writer.h"
+#include "torch_dcp/tensor/dtype.h"
+
+namespace dcp {
+namespace {
+
+// Every tensor is taken for one of bytes with a dimension more, the bytes of an element: nothing then depends on what
+// LibTorch's copy makes of a dtype, and a tensor of 0 dimensions is no special case.
+Box as_bytes_box(Box box, std::int64_t element_bytes) {
+  box.offsets.push_back(0);
+  box.sizes.push_back(element_bytes);
+  return box;
+}
+
+/// A region of a tensor whose bytes follow each other in the output.
+struct Piece {
+  const std::string* name = nullptr;
+  Box region;  ///< in bytes
+  std::int64_t byte_count = 0;
+};
+
+/// Cuts a region into pieces of at most `max_bytes` (and at least one row of what cannot be cut), in row-major order.
+void cut(const std::string& name, const Box& region, std::int64_t max_bytes, std::vector<Piece>& pieces) {
+  const std::int64_t bytes = region.numel();
+  if (bytes == 0) return;
+  std::size_t dim = 0;
+  while (dim < region.ndim() && region.sizes[dim] == 1) ++dim;
+  if (bytes <= max_bytes || dim == region.ndim()) {
+    pieces.push_back({&name, region, bytes});
+    return;
+  }
+  const std::int64_t row_bytes = bytes / region.sizes[dim];
+  const std::int64_t step = std::max<std::int64_t>(1, max_bytes / row_bytes);
+  for (std::int64_t begin = 0; begin < region.sizes[dim]; begin += step) {
+    Box part = region;
+    part.offsets[dim] += begin;
+    part.sizes[dim] = std::min(step, region.sizes[dim] - begin);
+    cut(name, part, max_bytes, pieces);
+  }
+}
+
+/// Reads pieces of whole tensors from the shards.
+class PieceReader {
+ public:
+  PieceReader(SafetensorsFolder& folder, const Metadata& metadata, std::int64_t buffer_bytes)
+      : folder_(folder), metadata_(metadata), buffer_bytes_(buffer_bytes) {}
+
+  at::Tensor read(const Piece& piece) const {
+    const auto& tensor = std::get<TensorStorageMetadata>(*metadata_.state_dict_metadata.find(*piece.name));
+    const std::int64_t element = element_bytes(tensor.properties.dtype);
+    at::Tensor bytes = at::empty(piece.region.sizes, at::TensorOptions(at::kByte));
+    for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
+      const Box stored = as_bytes_box(tensor.chunks[i], element);
+      const auto overlap = intersect(stored, piece.region);
+      if (!overlap) continue;
+      const MetadataIndex index{*piece.name, tensor.chunks[i].offsets, static_cast<std::int64_t>(i)};
+      const StorageInfo& info = *metadata_.storage_data.find(index);
+      try {
+        read_overlap(index, info, stored, *overlap, narrowed(bytes, *overlap, piece.region));
+      } catch (c10::Error& error) {
+        error.add_context(c10::str("while reading ", to_string(index), " from ", folder_.path_of(info.relative_path)));
+        throw;
+      }
+    }
+    return bytes;
+  }
+
+ private:
+  static at::Tensor narrowed(at::Tensor bytes, const Box& overlap, const Box& region) {
+    for (std::size_t d = 0; d < overlap.ndim(); ++d) {
+      bytes = bytes.narrow(static_cast<std::int64_t>(d), overlap.offsets[d] - region.offsets[d], overlap.sizes[d]);
+    }
+    return bytes;
+  }
+
+  void read_overlap(const MetadataIndex& index, const StorageInfo& info, const Box& stored, const Box& overlap,
+                    const at::Tensor& destination) const {
+    const auto opened = folder_.open(info.relative_path);
+    folder_.find_part(*opened, metadata_, index);
+    TensorItem item;
+    item.dtype = ScalarType::Byte;
+    item.sizes = stored.sizes;
+    item.strides.resize(stored.ndim());
+    std::int64_t stride = 1;
+    for (std::size_t d = stored.ndim(); d-- > 0;) {
+      item.strides[d] = stride;
+      stride *= stored.sizes[d];
+    }
+    item.data_bytes = info.length;
+    Sizes begin = overlap.offsets;
+    for (std::size_t d = 0; d < begin.size(); ++d) begin[d] -= stored.offsets[d];
+    read_tensor_region(opened->file(), info.offset, item, begin, overlap.sizes, destination, /*verify_checksum=*/false,
+                       buffer_bytes_);
+  }
+
+  SafetensorsFolder& folder_;
+  const Metadata& metadata_;
+  std::int64_t buffer_bytes_;
+};
+
+/// One file of the output, with what is needed to write it.
+struct OutputFile {
+  std::unique_ptr<SafetensorsFileWriter> out;
+  std::vector<Piece> pieces;  ///< point into `out`
+};
+
+void write_file(OutputFile& file, const PieceReader& reader, std::size_t threads, std::int64_t buffer_bytes) {
+  const std::int64_t batch_bytes = buffer_bytes * static_cast<std::int64_t>(threads);
+  std::vector<at::Tensor> bytes;
+  for (std::size_t first = 0; first < file.pieces.size();) {
+    std::size_t end = first;
+    std::int64_t total = 0;
+    while (end < file.pieces.size() && (end == first || total + file.pieces[end].byte_count <= batch_bytes)) {
+      total += file.pieces[end++].byte_count;
+    }
+    bytes.assign(end - first, {});
+    run_parallel(threads, bytes.size(), [&](std::size_t i) { bytes[i] = reader.read(file.pieces[first + i]); });
+    for (const at::Tensor& part : bytes) {
+      file.out->append_bytes({static_cast<const std::uint8_t*>(part.const_data_ptr()), part.nbytes()});
+    }
+    first = end;
+  }
+  file.out->close();
+}
+
+/// The tensors of each file, in the order of the mapping; without one, of the stored keys.
+std::map<std::int64_t, std::vector<SafetensorsSpec>> specs_by_file(const Metadata& metadata,
+                                                                   const FqnToIndex& mapping) {
+  const auto spec_of = [&](const std::string& key, const StorageMetadata& entry) {
+    const auto& tensor = std::get<TensorStorageMetadata>(entry);
+    return SafetensorsSpec{key, tensor.properties.dtype, tensor.size};
+  };
+  std::map<std::int64_t, std::vector<SafetensorsSpec>> specs;
+  FaultList faults;
+  for (const auto& [key, entry] : metadata.state_dict_metadata) {
+    if (mapping.empty()) {
+      specs[1].push_back(spec_of(key, entry));
+    } else if (!mapping.contains(key)) {
+      faults.add(ErrorKind::kKey, key, "fqn_to_index_mapping does not name a file for it");
+    }
+  }
+  for (const auto& [key, number] : mapping) {
+    DCP_CHECK(number >= 1, kInvalidArgument, "'", key, "' is mapped to file ", number, ", and files count from 1");
+    if (const StorageMetadata* entry = metadata.state_dict_metadata.find(key)) {
+      specs[number].push_back(spec_of(key, *entry));
+    }
+  }
+  faults.throw_if_any("cannot consolidate", DCP_WHERE);
+  return specs;
+}
+
+std::vector<OutputFile> begin_files(SafetensorsFolderWriter& output, const Metadata& metadata,
+                                    const ConsolidateOptions& options) {
+  std::int64_t largest = 1;
+  for (const auto& [key, number] : options.fqn_to_index_mapping) largest = std::max(largest, number);
+  std::vector<OutputFile> files;
+  for (auto& [number, specs] : specs_by_file(metadata, options.fqn_to_index_mapping)) {
+    OutputFile file;
+    file.out = output.begin_file(safetensors_file_name(number, largest), std::move(specs));
+    for (const SafetensorsSpec& spec : file.out->order()) {
+      cut(spec.name, as_bytes_box(whole_box(spec.sizes), element_bytes(spec.dtype)), options.buffer_bytes, file.pieces);
+    }
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+}  // namespace
+
+void consolidate_safetensors(const std::string& input, const std::string& output, const ConsolidateOptions& options) {
+  DCP_CHECK(options.thread_count > 0 && options.buffer_bytes > 0, kInvalidArgument,
+            "thread_count and buffer_bytes must be at least 1");
+  const std::shared_ptr<FileSystem> files = options.file_system ? options.file_system : local_file_system();
+  SafetensorsFolder folder(input, files, options.limits);
+  const Metadata metadata = folder.read_metadata();
+  SafetensorsFolderWriter writer(output, {options.overwrite, options.sync_files, files});
+  std::vector<OutputFile> outputs = begin_files(writer, metadata, options);
+  const PieceReader reader(folder, metadata, options.buffer_bytes);
+  const std::size_t readers = std::max<std::size_t>(1, options.thread_count / std::max<std::size_t>(1, outputs.size()));
+  run_parallel(options.thread_count, outputs.size(),
+               [&](std::size_t i) { write_file(outputs[i], reader, readers, options.buffer_bytes); });
+  writer.commit();
+}
+
+}  // namespace dcp
