@@ -21,7 +21,8 @@ struct LoadOptions {
   CommunicatorOptions communicator_options = {};
   std::shared_ptr<Communicator> communicator = nullptr;
   /// Off: this rank reads alone and talks to nobody. Of a checkpoint that was saved without collectives it then reads
-  /// its own part; on, the parts of all ranks are united (`merge_rank_metadata`), for any number of ranks.
+  /// its own part; on, the parts of all ranks are united (`merge_rank_metadata`), for any number of ranks;
+  /// of what several ranks have saved, each takes its own, and a rank that has not saved takes the lowest one's.
   bool use_collectives = true;
 
   /// Keys that are asked for but not stored stay as they are and are reported, instead of an error.
