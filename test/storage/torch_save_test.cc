@@ -222,7 +222,8 @@ TEST(QuantizedItems, LoadWithTheQuantizerOfTheFile) {
   place.load(loaded, "c");
   for (const auto& [key, value] : saved) {
     // Nothing is read of a tensor without elements, and its quantizer says nothing.
-    if (key != Key("empty")) EXPECT_EQ(first_difference(value, loaded.at(key)), "") << to_string(key);
+    if (key == Key("empty")) continue;
+    EXPECT_EQ(first_difference(value, loaded.at(key)), "") << to_string(key);
   }
   EXPECT_TRUE(live.is_same(loaded.at("channel").as_tensor()));
 }

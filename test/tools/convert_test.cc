@@ -12,11 +12,11 @@
 
 #include "test/checkpoint/checkpoint_support.h"
 #include "test/support/expect_error.h"
-#include "tools/dcp/pieces.h"
 #include "tools/dcp/printable.h"
 #include "torch_dcp/checkpoint/by_checkpoint_id.h"
 #include "torch_dcp/io/local_file_system.h"
 #include "torch_dcp/storage/torch_save.h"
+#include "torch_dcp/tensor/box_pieces.h"
 
 namespace dcp::tool {
 namespace {

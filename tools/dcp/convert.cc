@@ -10,7 +10,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "tools/dcp/pieces.h"
 #include "tools/dcp/source.h"
 #include "tools/dcp/stream_save_planner.h"
 #include "torch_dcp/base/error.h"
@@ -20,6 +19,7 @@
 #include "torch_dcp/storage/safetensors_folder_writer.h"
 #include "torch_dcp/storage/torch_save.h"
 #include "torch_dcp/storage/verify.h"
+#include "torch_dcp/tensor/box_pieces.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp::tool {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "tools/dcp/pieces.h"
 #include "torch_dcp/base/error.h"
+#include "torch_dcp/tensor/box_pieces.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp::tool {

@@ -15,6 +15,7 @@
 #include "torch_dcp/storage/item_reader_internal.h"
 #include "torch_dcp/storage/safetensors_folder_internal.h"
 #include "torch_dcp/storage/safetensors_folder_writer.h"
+#include "torch_dcp/tensor/box_pieces.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
@@ -34,26 +35,6 @@ struct Piece {
   Box region;  ///< in bytes
   std::int64_t byte_count = 0;
 };
-
-/// Cuts a region into pieces of at most `max_bytes` (and at least one row of what cannot be cut), in row-major order.
-void cut(const std::string& name, const Box& region, std::int64_t max_bytes, std::vector<Piece>& pieces) {
-  const std::int64_t bytes = region.numel();
-  if (bytes == 0) return;
-  std::size_t dim = 0;
-  while (dim < region.ndim() && region.sizes[dim] == 1) ++dim;
-  if (bytes <= max_bytes || dim == region.ndim()) {
-    pieces.push_back({&name, region, bytes});
-    return;
-  }
-  const std::int64_t row_bytes = bytes / region.sizes[dim];
-  const std::int64_t step = std::max<std::int64_t>(1, max_bytes / row_bytes);
-  for (std::int64_t begin = 0; begin < region.sizes[dim]; begin += step) {
-    Box part = region;
-    part.offsets[dim] += begin;
-    part.sizes[dim] = std::min(step, region.sizes[dim] - begin);
-    cut(name, part, max_bytes, pieces);
-  }
-}
 
 /// Reads pieces of whole tensors from the shards.
 class PieceReader {
@@ -174,7 +155,11 @@ std::vector<OutputFile> begin_files(SafetensorsFolderWriter& output, const Metad
     OutputFile file;
     file.out = output.begin_file(safetensors_file_name(number, largest), std::move(specs));
     for (const SafetensorsSpec& spec : file.out->order()) {
-      cut(spec.name, as_bytes_box(whole_box(spec.sizes), element_bytes(spec.dtype)), options.buffer_bytes, file.pieces);
+      const Box whole = as_bytes_box(whole_box(spec.sizes), element_bytes(spec.dtype));
+      for (Box& region : cut_into_pieces(whole.sizes, /*element_bytes=*/1, options.buffer_bytes)) {
+        const std::int64_t byte_count = region.numel();
+        if (byte_count > 0) file.pieces.push_back({&spec.name, std::move(region), byte_count});
+      }
     }
     files.push_back(std::move(file));
   }

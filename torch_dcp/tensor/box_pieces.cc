@@ -1,8 +1,8 @@
-#include "tools/dcp/pieces.h"
+#include "torch_dcp/tensor/box_pieces.h"
 
 #include <algorithm>
 
-namespace dcp::tool {
+namespace dcp {
 namespace {
 
 void cut(const Box& box, std::int64_t element_bytes, std::int64_t max_bytes, std::vector<Box>& pieces) {
@@ -31,4 +31,4 @@ std::vector<Box> cut_into_pieces(const Sizes& sizes, std::int64_t element_bytes,
   return pieces;
 }
 
-}  // namespace dcp::tool
+}  // namespace dcp
