@@ -73,7 +73,9 @@ void check_against_a_plain_map(unsigned seed) {
       default:
         if (step % 100 == 0) map.reserve(random() % 2000);
         ASSERT_EQ(map.contains(key), plain.contains(key));
-        if (plain.contains(key)) ASSERT_EQ(*map.find(key), plain.at(key));
+        if (plain.contains(key)) {
+          ASSERT_EQ(*map.find(key), plain.at(key));
+        }
     }
     ASSERT_EQ(map.size(), plain.size());
   }

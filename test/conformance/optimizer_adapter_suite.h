@@ -668,7 +668,7 @@ TEST_P(OptimizerAdapterSuite, RefusesOtherParts) {
   Training elsewhere = make_over(laid_out(Placement::shard(0)), 0.5);
   elsewhere.parameters[0].layout->global_sizes = {4, 3};
   expect_refused(elsewhere, state, ErrorKind::kShape, "[5, 3]", options());
-  elsewhere.parameters[0].layout = DTensorLayout{DeviceMesh::make({2}, 0), {Placement::shard(1)}, {5, 3}};
+  elsewhere.parameters[0].layout = DTensorLayout{DeviceMesh::make({3}, 1), {Placement::shard(0)}, {5, 3}};
   expect_refused(elsewhere, state, ErrorKind::kInvalidArgument, "spread otherwise", options());
   elsewhere.parameters[0].layout.reset();
   expect_refused(elsewhere, state, ErrorKind::kType, "DTensor", options());

@@ -197,7 +197,7 @@ class RandomMetadata {
     static const std::vector<ScalarType> kDtypes = {ScalarType::Float, ScalarType::BFloat16, ScalarType::Bool,
                                                     ScalarType::Float8_e4m3fn, ScalarType::ComplexDouble};
     TensorStorageMetadata tensor;
-    tensor.properties = {kDtypes[number(0, kDtypes.size() - 1)], number(0, 1) != 0,
+    tensor.properties = {kDtypes[number(0, kDtypes.size() - 1)], NewerDtype::kNone, number(0, 1) != 0,
                          static_cast<MemoryFormat>(number(0, 2)), number(0, 1) != 0};
     const std::size_t ndim = number(0, 3) == 0 ? number(0, 6) : number(0, 3);
     tensor.size = number(0, 9) == 0 ? Sizes(ndim, 1) : sizes(ndim);

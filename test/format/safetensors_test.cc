@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -115,6 +116,34 @@ TEST(SafetensorsHeader, ReadsItsOwn) {
     EXPECT_FALSE(header.tensors[i].saved_offsets);
   }
   EXPECT_TRUE(read(std::string(as_text(encode_safetensors_header({})))).tensors.empty());
+}
+
+TEST(SafetensorsHeader, GlobalSizesBesideTheOffsets) {
+  std::vector<SafetensorsTensor> tensors;
+  tensors.push_back({"a", ScalarType::Char, {2, 3}, Sizes{4, 0}, 0, 0, Sizes{7, 3}});
+  tensors.push_back({"b", ScalarType::Char, {}, Sizes{}, 0, 0, Sizes{}});
+  tensors.push_back({"c", ScalarType::Char, {1}, Sizes{8}, 0, 0});
+  const SafetensorsHeader laid = lay_out_safetensors(tensors);
+  const std::string head(as_text(encode_safetensors_header(laid)));
+  // As PyTorch's readers want it, but for the field more.
+  const auto json = nlohmann::json::parse(head.substr(8));
+  EXPECT_EQ(nlohmann::json::parse(json["__metadata__"]["DCP_SHARDING_INFO"].get<std::string>()),
+            nlohmann::json::parse(R"({"a": {"saved_offsets": [4, 0], "global_size": [7, 3]},
+                                      "b": {"saved_offsets": [], "global_size": []}, "c": {"saved_offsets": [8]}})"));
+  const SafetensorsHeader header = read(head + std::string(8, '\0'));
+  ASSERT_EQ(header.tensors.size(), 3u);
+  EXPECT_EQ(header.tensors[0].saved_offsets, (Sizes{4, 0}));
+  EXPECT_EQ(header.tensors[0].global_size, (Sizes{7, 3}));
+  EXPECT_EQ(header.tensors[1].global_size, Sizes());
+  EXPECT_FALSE(header.tensors[2].global_size);
+
+  tensors[0].global_size = Sizes{5, 3};
+  expect_error(ErrorKind::kInvalidArgument, "key 'a': its part [4, 0] + [2, 3] does not lie in its global size [5, 3]",
+               [&] { lay_out_safetensors(tensors); });
+  tensors[0].global_size = Sizes{7};
+  expect_error(ErrorKind::kInvalidArgument, "key 'a': its part", [&] { lay_out_safetensors(tensors); });
+  expect_error(ErrorKind::kInvalidArgument, "a global size and no offsets",
+               [] { lay_out_safetensors({{"w", ScalarType::Char, {1}, {}, 0, 0, Sizes{1}}}); });
 }
 
 TEST(SafetensorsHeader, TakesWhatThePackageTakes) {
@@ -279,12 +308,39 @@ TEST(SafetensorsRefusals, ShardingInfo) {
   expect_refused(sharded(R"({"w": 7})"), 48, "DCP_SHARDING_INFO of tensor 'w' has a number in a wrong place");
   expect_refused(sharded(R"({"w": {"saved_offsets": 7}})"), 48, "of tensor 'w' has a number in a wrong place");
   expect_refused(sharded(R"({"w": {"saved_offsets": [0]}})"), 48, "tensor 'w': 1 saved_offsets for the 2 dimensions");
-  expect_refused(sharded(R"({"w": {"saved_offsets": [[0, 0]]}})"), 48, "tensor 'w': its saved_offsets are no list");
+  expect_refused(sharded(R"({"w": {"saved_offsets": [[0, 0]]}})"), 48,
+                 "tensor 'w': its field saved_offsets is no list");
   expect_refused(sharded(R"({"w": {"saved_offsets": [-4, 0]}})"), 48, "tensor 'w': saved_offsets has a negative");
   expect_refused(sharded(R"({"w": {"saved_offsets": [9223372036854775807, 0]}})"), 48, "does not fit 64 bits");
   expect_refused(sharded(R"({"w": {"saved_offsets": [9223372036854775808, 0]}})"), 48, "beyond 64 bits");
   expect_refused(sharded(R"({"w": {"saved_offsets": [0.5, 0]}})"), 48, "a fraction");
   expect_refused(sharded(R"({"w": {"saved_offsets": [0, 0]}, "w": {"saved_offsets": [0, 0]}})"), 48, "'w' is twice");
+  expect_refused(sharded(R"({"w": {"saved_offsets": [0, 0], "saved_offsets": [0, 0]}})"), 48,
+                 "'w' has saved_offsets twice");
+}
+
+TEST(SafetensorsRefusals, GlobalSizes) {
+  const auto with_size = [](const std::string& size) {
+    return sharded(R"({"w": {"global_size": )" + size + R"(, "saved_offsets": [2, 0]}})");
+  };
+  EXPECT_EQ(read(file_of(with_size("[6, 3]"), 48)).tensors[0].global_size, (Sizes{6, 3}));
+  expect_refused(with_size("[5, 3]"), 48,
+                 "tensor 'w': its part [2, 0] + [4, 3] does not lie in its global_size [5, 3]");
+  expect_refused(with_size("[6, 2]"), 48, "does not lie in its global_size [6, 2]");
+  expect_refused(with_size("[6]"), 48, "tensor 'w': 1 global_size for the 2 dimensions");
+  expect_refused(with_size("[]"), 48, "tensor 'w': 0 global_size for the 2 dimensions");
+  expect_refused(with_size("[6, 3, 1]"), 48, "tensor 'w': 3 global_size for the 2 dimensions");
+  expect_refused(with_size("6"), 48, "of tensor 'w' has a number in a wrong place");
+  expect_refused(with_size("null"), 48, "of tensor 'w' has null in a wrong place");
+  expect_refused(with_size("{}"), 48, "tensor 'w': its field global_size is no list");
+  expect_refused(with_size("[[6, 3]]"), 48, "tensor 'w': its field global_size is no list");
+  expect_refused(with_size("[6, -3]"), 48, "tensor 'w': global_size has a negative number");
+  expect_refused(with_size("[6, 9223372036854775808]"), 48, "beyond 64 bits");
+  expect_refused(with_size(R"([6, 3], "global_size": [6, 3])"), 48, "'w' has global_size twice");
+  expect_refused(sharded(R"({"w": {"global_size": [6, 3]}})"), 48, "no saved_offsets of tensor 'w'");
+  // A size without bytes allocates nothing; that no part holds the rest is the folder's to say.
+  EXPECT_EQ(read(file_of(with_size("[9223372036854775807, 9223372036854775807]"), 48)).tensors[0].global_size,
+            (Sizes{INT64_MAX, INT64_MAX}));
 }
 
 TEST(SafetensorsIndex, ReadsAndWritesPyTorchsBytes) {

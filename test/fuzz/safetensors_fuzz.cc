@@ -18,6 +18,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       must(tensor.position >= 0 && tensor.byte_count >= 0);
       must(tensor.position <= file_bytes - header.data_position);
       must(tensor.byte_count <= file_bytes - header.data_position - tensor.position);
+      must(!tensor.global_size || tensor.saved_offsets);
+      for (std::size_t d = 0; tensor.global_size && d < tensor.sizes.size(); ++d) {
+        must(tensor.sizes[d] <= (*tensor.global_size)[d] - (*tensor.saved_offsets)[d]);
+      }
     }
   });
   return 0;

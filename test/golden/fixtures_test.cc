@@ -85,7 +85,7 @@ std::string hex_of(const at::Tensor& tensor) {
 
 /// A CPU tensor from an expected.json entry.
 at::Tensor tensor_of(const Json& entry) {
-  const ScalarType dtype = dtype_from_name(entry["dtype"].get<std::string>()).value();
+  const ScalarType dtype = named_dtype(entry["dtype"].get<std::string>()).value().dtype;
   at::Tensor tensor = at::empty(entry["shape"].get<std::vector<std::int64_t>>(), dtype);
   const std::string hex = entry["hex"];
   auto* bytes = static_cast<unsigned char*>(tensor.mutable_data_ptr());
@@ -160,7 +160,7 @@ TEST_P(FixturesTest, TensorsLoadIntoShards) {
       for (const auto& [key, entry] : entries.items()) {
         if (entry["kind"] != "tensor") continue;
         const auto shape = entry["shape"].get<std::vector<std::int64_t>>();
-        const ScalarType dtype = dtype_from_name(entry["dtype"].get<std::string>()).value();
+        const ScalarType dtype = named_dtype(entry["dtype"].get<std::string>()).value().dtype;
         const Placement placement = shape.empty() ? Placement::replicate() : Placement::shard(0);
         state[key] = DTensor::empty(Sizes(shape.begin(), shape.end()), dtype, mesh, {placement});
         const at::Tensor local = state[key].as_dtensor().local();
@@ -169,6 +169,7 @@ TEST_P(FixturesTest, TensorsLoadIntoShards) {
       LoadOptions options;
       LoadPlannerOptions planner_options;
       planner_options.flatten = FlattenRule::kTopLevel;
+      planner_options.missing_dtypes_as_bits = true;
       options.planner = std::make_shared<DefaultLoadPlanner>(planner_options);
       if (world_size > 1) options.communicator = std::make_shared<Communicator>(context.communicator());
       if (GetParam() == "dtypes_quantized" && world_size > 1) {

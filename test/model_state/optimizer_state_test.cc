@@ -496,7 +496,7 @@ TEST(OptimizerStateTest, O24_d_StateTakenOutOfTheDict) {
     }
     EXPECT_EQ(first_difference(everything(copy, of_copy), before), "");
 
-    OptimizerStateOptions lenient = form(flatten);
+    StateDictOptions lenient = form(flatten);
     lenient.strict = false;
     const LoadReport report = set_optimizer_state_dict(copy, of_copy, state, lenient);
     EXPECT_EQ(report.missing, std::vector<std::string>{"state.one.bias"});
@@ -684,8 +684,9 @@ TEST(OptimizerAdapterTest, UnknownOptimizersAreNamedUnlessAnAdapterIsGiven) {
   const Net net({"one"});
   UnknownOptimizer optimizer(net.parameters());
   expect_error(ErrorKind::kType, "UnknownOptimizer", [&] { get_optimizer_state_dict(net, optimizer); });
-  expect_error(ErrorKind::kType, "UnknownOptimizer", [&] { set_optimizer_state_dict(net, optimizer, {}); });
-  const OptimizerStateOptions options = {.adapters = {std::make_shared<OwnAdapter>()}};
+  expect_error(ErrorKind::kType, "UnknownOptimizer",
+               [&] { set_optimizer_state_dict(net, optimizer, {{"state", Dict()}}); });
+  const StateDictOptions options = {.adapters = {std::make_shared<OwnAdapter>()}};
   Dict state = get_optimizer_state_dict(net, optimizer, options);
   state.at("param_groups").as_list().at(0).as_dict()["lr"] = 3;
   set_optimizer_state_dict(net, optimizer, state, options);

@@ -123,8 +123,8 @@ inline std::vector<Case> cases() {
   };
 }
 
-inline const OptimizerStateOptions& form(bool flatten) {
-  static const OptimizerStateOptions kNested = {}, kFlattened = {.flatten = true};
+inline const StateDictOptions& form(bool flatten) {
+  static const StateDictOptions kNested = {}, kFlattened = {.flatten_optimizer_state_dict = true};
   return flatten ? kFlattened : kNested;
 }
 

@@ -108,7 +108,7 @@ TEST(OtherOptimizersTest, AdagradStepsWithWhatIsNotStored) {
   Net copy;
   optim::Adagrad of_copy(copy.parameters(), optim::AdagradOptions(0.5));
   train(copy, of_copy, 1);
-  OptimizerStateOptions lenient;
+  StateDictOptions lenient;
   lenient.strict = false;
   const LoadReport report = set_optimizer_state_dict(copy, of_copy, state, lenient);
   EXPECT_EQ(report.missing, (std::vector<std::string>{"state.one.bias.sum", "state.two.bias"}));

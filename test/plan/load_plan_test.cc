@@ -275,6 +275,38 @@ TEST(LoadPlanner, O16_DtypesDiffer) {
   }
 }
 
+TEST(LoadPlanner, BitsOfADtypeThatThisLibTorchLacksAreKeptAsIntegers) {
+  MadeUp source = saved({{"w", at::arange(5).to(at::kByte)}, {"x", at::rand({2})}});
+  auto& entry = std::get<TensorStorageMetadata>(*source.metadata.state_dict_metadata.find("w"));
+  entry.properties.newer_dtype = NewerDtype::kFloat8E8m0fnu;
+
+  StateDict integers = {{"w", pattern({5}, at::kByte)}, {"x", pattern({2})}};
+  const std::vector<DtypeConversion> conversions = {{"w", "float8_e8m0fnu", "uint8"}};
+  LoadPlannerOptions bits;
+  bits.missing_dtypes_as_bits = true;
+  EXPECT_EQ(load(integers, source, bits).converted, conversions);
+  EXPECT_TRUE(integers.at("w").as_tensor().equal(source.tensors.at("w")));
+
+  // They are no numbers, nobody gets them unasked, and nothing else is unreadable for them.
+  bits.dtype_policy = DtypePolicy::kAny;
+  StateDict numbers = {{"w", pattern({5})}};
+  expect_error_with(ErrorKind::kUnsupported, {"1 fault", "'w'", "float8_e8m0fnu", "uint8", "float32"},
+                    [&] { load(numbers, source, bits); });
+  EXPECT_TRUE(is_pattern(numbers.at("w").as_tensor()));
+  LoadPlannerOptions any;
+  any.dtype_policy = DtypePolicy::kAny;
+  StateDict unasked = {{"w", pattern({5}, at::kByte)}};
+  expect_error_with(ErrorKind::kUnsupported, {"1 fault", "'w'", "float8_e8m0fnu", "missing_dtypes_as_bits"},
+                    [&] { load(unasked, source, any); });
+  EXPECT_TRUE(is_pattern(unasked.at("w").as_tensor()));
+  StateDict rebuilt;
+  RebuildLoadPlanner planner;
+  expect_error_with(ErrorKind::kUnsupported, {"1 fault", "'w'", "float8_e8m0fnu"},
+                    [&] { run_load(planner, rebuilt, source); });
+  StateDict other = {{"x", pattern({2})}};
+  EXPECT_TRUE(load(other, source).converted.empty());
+}
+
 TEST(LoadPlanner, O18_ContainersThatChangedShape) {
   const StateDict state = {
       {"log", List{Dict{{"k", 1}}, Dict{{"k", 2}}}}, {"names", Dict()}, {"pair", List{at::zeros({2}), at::ones({2})}}};

@@ -69,7 +69,9 @@ TEST(MergeMetadata, UnitesChunksAndTakesCopiesOfTheLowestRank) {
   EXPECT_EQ(stored(merged, "n").relative_path, first.file);
   EXPECT_EQ(stored(merged, "late").relative_path, second.file);
   for (const auto& [index, info] : merged.storage_data) {
-    if (index.fqn == "w") EXPECT_EQ(w.chunks.at(static_cast<std::size_t>(*index.index)).offsets, *index.offset);
+    if (index.fqn == "w") {
+      EXPECT_EQ(w.chunks.at(static_cast<std::size_t>(*index.index)).offsets, *index.offset);
+    }
   }
   EXPECT_EQ(merged.planner_data->size(), 2u);
   EXPECT_EQ(merged.version, "1.0.0");

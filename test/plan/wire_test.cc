@@ -64,8 +64,8 @@ class RandomPlans {
   }
 
   TensorProperties properties() {
-    return {below(2) == 0 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float8_e4m3fn, below(2) == 0,
-            static_cast<MemoryFormat>(below(3)), below(2) == 0};
+    return {below(2) == 0 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float8_e4m3fn,
+            static_cast<NewerDtype>(below(4)), below(2) == 0, static_cast<MemoryFormat>(below(3)), below(2) == 0};
   }
 
   StorageInfo storage_info() {

@@ -170,10 +170,10 @@ TEST(Unflatten, NamesTheFlatKeyOfABadPath) {
   const auto b = PathItem::dict_key("b");
   expect_error(ErrorKind::kCorruptData, "flat key 'huge'", one({{"huge", {a, PathItem::list_index(1'000'000'000)}}}));
   expect_error(ErrorKind::kCorruptData, "flat key 'none'", one({{"none", {}}}));
-  expect_error(ErrorKind::kKey, "flat key 'second'", one({{"first", {a}}, {"second", {a, b}}}));
+  expect_error(ErrorKind::kType, "flat key 'second'", one({{"first", {a}}, {"second", {a, b}}}));
   expect_error(ErrorKind::kKey, "['a'] would replace another value, a dict", one({{"first", {a, b}}, {"second", {a}}}));
   expect_error(ErrorKind::kKey, "flat key 'second'", one({{"first", {a}}, {"second", {a}}}));
-  expect_error(ErrorKind::kKey, "needs a list", one({{"first", {a, b}}, {"second", {a, PathItem::list_index(0)}}}));
+  expect_error(ErrorKind::kType, "needs a list", one({{"first", {a, b}}, {"second", {a, PathItem::list_index(0)}}}));
 }
 
 TEST(Unflatten, FillsListsInAnyOrder) {

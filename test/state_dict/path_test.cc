@@ -57,7 +57,7 @@ TEST(SetElement, RefusesAnotherKindOfContainerAndChangesNothing) {
   Dict root = {{"d", Dict{{"x", 1}}}, {"l", List{1}}, {"v", 5}, {"n", None()}};
   const Dict before = root;
   const auto set = [&](Path path) { return [&root, path] { set_element(root, path, 9); }; };
-  const auto kind = ErrorKind::kKey;
+  const auto kind = ErrorKind::kType;
   expect_error(kind, "path ['d'][0] needs a list at ['d'], where a dict stands", set({key("d"), at_position(0)}));
   expect_error(kind, "path ['l']['x'] needs a dict at ['l'], where a list stands", set({key("l"), key("x")}));
   expect_error(kind, "['v'], where a int stands", set({key("v"), key("x"), key("y")}));

@@ -10,6 +10,7 @@
 #include "test/storage/safetensors_support.h"
 #include "test/support/expect_error.h"
 #include "test/support/fault_injecting_file_system.h"
+#include "torch_dcp/storage/safetensors_folder_writer.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp::test {
@@ -66,7 +67,9 @@ TEST_F(ConsolidateTest, EveryDtypeAndShapeInBuffersOfEverySize) {
   }
   const SafetensorsHeader header = header_of(*files_, "out/model-00001-of-00001.safetensors");
   EXPECT_EQ(header.data_position % 8, 0);
-  EXPECT_EQ(header.metadata.size(), 1u);
+  EXPECT_EQ(header.metadata.size(), 3u);
+  EXPECT_EQ(*header.metadata.find("torch_dcp.file_count"), "1");
+  EXPECT_EQ(header.metadata.find("torch_dcp.save_id")->size(), 36u);
   EXPECT_EQ(*header.metadata.find("format"), "pt");
   for (const SafetensorsTensor& tensor : header.tensors) {
     EXPECT_FALSE(tensor.saved_offsets) << tensor.name;
@@ -130,6 +133,21 @@ TEST_F(ConsolidateTest, IntoTheInputItself) {
   EXPECT_EQ(names_in(*files_, "s"),
             (std::vector<std::string>{"model-00001-of-00001.safetensors", "model.safetensors.index.json"}));
   EXPECT_EQ(difference_of(place_.rebuild("s"), state), "");
+}
+
+TEST_F(ConsolidateTest, OtherShardsThanThoseThatAreMeant) {
+  files_->create_directories("s");
+  write_safetensors(*files_, "s/model-00001-of-00001.safetensors", {{"a", counted({4})}},
+                    {{"torch_dcp.save_id", "1a"}});
+  expect_error(ErrorKind::kIo, "s: the shards are of save 1a, not of save 2b any more: another save has taken over",
+               [&] { consolidate({.save_id = "2b"}); });
+  EXPECT_EQ(files_->file_type("out"), FileType::kNone);
+  consolidate({.save_id = "1a"});
+  EXPECT_EQ(place_.metadata("out").storage_meta->save_id, "1a");
+  consolidate();
+  EXPECT_NE(place_.metadata("out").storage_meta->save_id, "1a");
+  expect_error(ErrorKind::kInvalidArgument, "cannot be the id of a save",
+               [&] { SafetensorsFolderWriter("out", {.file_system = files_, .save_id = "../x"}); });
 }
 
 TEST_F(ConsolidateTest, UncoveredRegionsNameTheKeyAndLeaveTheOutput) {

@@ -24,7 +24,8 @@ class ItemTest : public ::testing::Test {
   /// \returns Calls of `append` that it took.
   std::size_t write(const Value& value, std::int64_t copy_bytes = kWriteCopyBytes) {
     DefaultSavePlanner planner;
-    planner.set_up({{"v", value}}, {});
+    const StateDict state = {{"v", value}};  // lives as long as the planner is used
+    planner.set_up(state, {});
     const SavePlan plan = planner.create_local_plan();
     files_->clear_trace();
     const auto out = files_->create_file("f");
@@ -190,7 +191,8 @@ TEST_F(ItemTest, APlannerThatResolvesSomethingElseIsCaught) {
     at::Tensor tensor;
   };
   Wrong planner;
-  planner.set_up({{"v", counted({2})}}, {});
+  const StateDict state = {{"v", counted({2})}};
+  planner.set_up(state, {});
   const SavePlan plan = planner.create_local_plan();
   const auto out = files_->create_file("f");
   planner.tensor = counted({3});

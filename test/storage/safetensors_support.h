@@ -23,17 +23,22 @@ struct StoredPart {
   std::string name;
   at::Tensor tensor;
   std::optional<Sizes> saved_offsets = {};
+  std::optional<Sizes> global_size = {};
 };
 
 /// Writes one file; the folder must be there.
-inline void write_safetensors(FileSystem& files, const std::string& path, const std::vector<StoredPart>& parts) {
+///
+/// \param metadata  More entries of it, such as `torch_dcp.save_id`.
+inline void write_safetensors(FileSystem& files, const std::string& path, const std::vector<StoredPart>& parts,
+                              OrderedMap<std::string, std::string> metadata = {}) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, at::Tensor> tensors;
   for (const StoredPart& part : parts) {
-    specs.push_back({part.name, part.tensor.scalar_type(), Sizes(part.tensor.sizes()), part.saved_offsets});
+    specs.push_back(
+        {part.name, part.tensor.scalar_type(), Sizes(part.tensor.sizes()), part.saved_offsets, part.global_size});
     tensors[part.name] = part.tensor;
   }
-  SafetensorsFileWriter out(files, path, std::move(specs));
+  SafetensorsFileWriter out(files, path, std::move(specs), /*sync_file=*/true, std::move(metadata));
   for (const SafetensorsSpec& spec : out.order()) out.append(tensors.at(spec.name));
   out.close();
 }
@@ -93,5 +98,26 @@ inline StateDict many_tensors() {
   state["expanded"] = at::full({1}, 3.0f).expand({4, 2});
   return state;
 }
+
+/// What a rank saves; two generations differ in every tensor.
+inline StateDict state_of(const RankContext& ranks, int generation) {
+  return {{"w", split(counted({7, 3}) + 100 * generation, ranks)},
+          {"cols", split(counted({3, 5}, at::kHalf) + generation, ranks, 1)},
+          {"v", counted({3, 2}, at::kLong) - 50 * generation},
+          {"flag", at::full({}, generation % 2 == 0)},
+          {"few", split(counted({1}) + generation, ranks)}};
+}
+
+/// The same as one process has it.
+inline StateDict whole_state(int generation) {
+  return {{"w", counted({7, 3}) + 100 * generation},
+          {"cols", counted({3, 5}, at::kHalf) + generation},
+          {"v", counted({3, 2}, at::kLong) - 50 * generation},
+          {"flag", at::full({}, generation % 2 == 0)},
+          {"few", counted({1}) + generation}};
+}
+
+/// For whole files, of which there are then three.
+inline const FqnToIndex kMapping = {{"w", 2}, {"cols", 1}, {"v", 1}, {"flag", 2}, {"few", 3}};
 
 }  // namespace dcp::test

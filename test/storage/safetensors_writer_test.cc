@@ -4,17 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <functional>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "test/storage/safetensors_support.h"
-#include "test/support/crashing_file_system.h"
 #include "test/support/expect_error.h"
 #include "test/support/fault_injecting_file_system.h"
+#include "torch_dcp/storage/consolidate.h"
 #include "torch_dcp/storage/safetensors_folder_writer.h"
 
 namespace dcp::test {
@@ -106,29 +104,34 @@ TEST_F(SafetensorsWriterTest, OrderOfASave) {
   save(a_);
   files_->clear_trace();
   save(a_);
+  const std::string id = *place_.metadata("c").storage_meta->save_id;
   Strings changes = files_->changes();
   for (std::string& change : changes) {
     if (change.starts_with("append ")) change.resize(change.rfind(' '));
+    for (std::size_t at = change.find(id); at != std::string::npos; at = change.find(id)) {
+      change.replace(at, id.size(), "ID");
+    }
   }
   changes.erase(std::unique(changes.begin(), changes.end()), changes.end());
   const std::string data = "c/model-00001-of-00001.safetensors";
   const std::string index = join_path("c", kIndexName);
   const std::string marker = join_path("c", kMarkerName);
   EXPECT_EQ(changes, (Strings{"create_directories c",
-                              "create " + data + ".tmp",
-                              "append " + data + ".tmp",
-                              "sync " + data + ".tmp",
-                              "close " + data + ".tmp",
+                              "create " + data + ".ID.tmp",
+                              "append " + data + ".ID.tmp",
+                              "sync " + data + ".ID.tmp",
+                              "close " + data + ".ID.tmp",
                               "sync_directory c",
-                              "create " + marker,
-                              "append " + marker,
-                              "sync " + marker,
-                              "close " + marker,
+                              "create " + marker + ".tmp",
+                              "append " + marker + ".tmp",
+                              "sync " + marker + ".tmp",
+                              "close " + marker + ".tmp",
+                              "rename " + marker + ".tmp " + marker,
                               "sync_directory c",
                               "remove " + index,
                               "remove " + data,
                               "sync_directory c",
-                              "rename " + data + ".tmp " + data,
+                              "rename " + data + ".ID.tmp " + data,
                               "create " + index + ".tmp",
                               "append " + index + ".tmp",
                               "sync " + index + ".tmp",
@@ -167,9 +170,122 @@ TEST_F(SafetensorsWriterTest, WhatIsNotOverwritten) {
   const std::string dcp = error_of([&] { save(a_); });
   EXPECT_NE(dcp.find("there is a DCP checkpoint"), std::string::npos) << dcp;
   files_->remove_file("c/.metadata");
-  // What an unfinished save left is no checkpoint.
-  write_text(*files_, join_path("c", kMarkerName), "unfinished");
+  // A marker that names files is one of a checkpoint; what an unfinished save of an earlier version left is none.
+  const auto leave_marker = [&](const std::string& text) { write_text(*files_, join_path("c", kMarkerName), text); };
+  leave_marker("unfinished: a save into this folder has not come to its end\nsave x\nthe 0 files above are complete\n");
+  const std::string marked = error_of([&] { save(a_, {.overwrite = false}); });
+  EXPECT_NE(marked.find("there is a checkpoint already (model-save-unfinished.safetensors names its files)"),
+            std::string::npos)
+      << marked;
+  leave_marker("unfinished: a save into this folder has not come to its end\n");
   save(a_, {.overwrite = false});
+  EXPECT_EQ(names(), (Strings{"model-00001-of-00001.safetensors", kIndexName}));
+  EXPECT_EQ(difference_of(place_.rebuild("c"), StateDict{{"w", a_.at("w")}, {"m.v", a_.at("m").as_dict().at("v")}}),
+            "");
+}
+
+TEST_F(SafetensorsWriterTest, EveryFileTellsItsSave) {
+  std::set<std::string> ids;
+  for (const bool save_distributed : {false, true}) {
+    run_ranks(3, [&](RankContext& ranks) {
+      const Place place = place_of(ranks, files_);
+      const StateDict whole = {{ranks.rank() == 0 ? "a" : "b", counted({2})}};
+      const StateDict mine = save_distributed ? state_of(ranks, 1) : ranks.rank() == 2 ? StateDict() : whole;
+      const Metadata metadata =
+          save_safetensors(place, mine, "c",
+                           {.fqn_to_index_mapping = save_distributed ? FqnToIndex() : FqnToIndex{{"a", 1}, {"b", 2}},
+                            .save_distributed = save_distributed});
+      if (ranks.rank() == 0) ids.insert(*metadata.storage_meta->save_id);
+    });
+    const std::string id = *place_.metadata("c").storage_meta->save_id;
+    EXPECT_TRUE(ids.contains(id));  // the one that `save` returned
+    int count = 0;
+    for (const std::string& name : names()) {
+      if (name == kIndexName) continue;
+      ++count;
+      const SafetensorsHeader header = header_of(*files_, join_path("c", name));
+      EXPECT_EQ(*header.metadata.find("torch_dcp.save_id"), id) << name;
+      EXPECT_EQ(*header.metadata.find("torch_dcp.file_count"), save_distributed ? "3" : "2") << name;
+      for (const SafetensorsTensor& tensor : header.tensors) EXPECT_TRUE(tensor.global_size) << tensor.name;
+    }
+    EXPECT_EQ(count, save_distributed ? 3 : 2);
+  }
+  EXPECT_EQ(ids.size(), 2u);
+}
+
+TEST_F(SafetensorsWriterTest, ALostShardIsMissed) {
+  const auto shard = [](int number) {
+    return "c/shard-0000" + std::to_string(number) + "-model-00001-of-00001.safetensors";
+  };
+  for (const int lost : {1, 2, 3}) {
+    SCOPED_TRACE(lost);
+    run_ranks(3, [&](RankContext& ranks) {
+      save_safetensors(place_of(ranks, files_), state_of(ranks, 1), "c", {.save_distributed = true});
+    });
+    files_->remove_file(shard(lost));
+    const std::string error = error_of([&] { place_.rebuild("c"); });
+    // 7 rows and 5 columns on 3 ranks: without the last shard the least size that holds the rest is a smaller one.
+    const Strings rows = {"[0, 0] + [3, 3]", "[3, 0] + [3, 3]", "[6, 0] + [1, 3]"};
+    const Strings columns = {"[0, 0] + [3, 2]", "[0, 2] + [3, 2]", "[0, 4] + [3, 1]"};
+    for (const std::string& text : {std::string("2 of the 3 files of their save are there"), std::string("key 'w'"),
+                                    std::string("elements of the size [7, 3]; none holds ") + rows.at(lost - 1),
+                                    std::string("elements of the size [3, 5]; none holds ") + columns.at(lost - 1)}) {
+      EXPECT_NE(error.find(text), std::string::npos) << text << " is not in " << error;
+    }
+    expect_error(ErrorKind::kCorruptData, "key 'cols'",
+                 [&] { consolidate_safetensors("c", "out", {.file_system = files_}); });
+  }
+  // Of tensors that lie in the lost file alone nothing is left to tell.
+  run_ranks(2, [&](RankContext& ranks) {
+    const StateDict mine = {{ranks.rank() == 0 ? "a" : "b", counted({2})}};
+    save_safetensors(place_of(ranks, files_), mine, "c", {.save_distributed = true});
+  });
+  files_->remove_file(shard(2));
+  const std::string error = error_of([&] { place_.rebuild("c"); });
+  EXPECT_NE(error.find("make no checkpoint: 1 of the 2 files of their save are there"), std::string::npos) << error;
+}
+
+TEST_F(SafetensorsWriterTest, LeftoversMakeRoomBeforeAnythingIsWritten) {
+  save(a_);
+  const std::string marked = "c/model-00002-of-00002.safetensors.00-aa.tmp";
+  const Strings leftovers = {"c/model-00001-of-00001.safetensors.tmp", "c/model-00001-of-00001.safetensors.12ab-34.tmp",
+                             "c/model.safetensors.index.json.tmp", "c/model-save-unfinished.safetensors.tmp"};
+  const Strings others = {"c/model-00001-of-00001.safetensors.a_b.tmp", "c/notes.tmp", "c/x.safetensors.12ab.tmp"};
+  for (const std::string& path : leftovers) write_text(*files_, path, "left");
+  for (const std::string& path : others) write_text(*files_, path, "not ours");
+  write_safetensors(*files_, marked, {{"x", counted({1})}});
+  write_text(*files_, join_path("c", kMarkerName),
+             "unfinished: a save into this folder has not come to its end\nsave 00-aa\n"
+             "model-00002-of-00002.safetensors\nthe 1 files above are complete\n");
+  files_->clear_trace();
+  save(a_);
+  const Strings changes = files_->changes();
+  const auto place_of_change = [&](const std::string& text) {
+    const auto found = std::find_if(changes.begin(), changes.end(),
+                                    [&](const std::string& change) { return change.starts_with(text); });
+    return found - changes.begin();
+  };
+  const auto first_create = place_of_change("create c/");
+  for (const std::string& path : leftovers) EXPECT_LT(place_of_change("remove " + path), first_create) << path;
+  // The only copy of what a marker names goes when the new marker is there.
+  const auto marker_rename = place_of_change("rename " + join_path("c", kMarkerName));
+  EXPECT_GT(place_of_change("remove " + marked), marker_rename);
+  EXPECT_LT(place_of_change("remove " + marked), static_cast<std::ptrdiff_t>(changes.size()));
+  for (const std::string& path : others) EXPECT_EQ(base_->file_type(path), FileType::kFile) << path;
+  EXPECT_EQ(names().size(), 2 + others.size());
+}
+
+TEST_F(SafetensorsWriterTest, AFileOfTheSaveThatIsGoneKeepsTheOldCheckpoint) {
+  save(a_);
+  const auto before = contents_of(*base_, "c");
+  SafetensorsFolderWriter folder("c", {.file_system = files_});
+  const auto file = folder.begin_file(safetensors_file_name(1, 1), {{"w", at::kFloat, {2}}});
+  file->append(counted({2}));
+  file->close();
+  for (const std::string& name : names()) {
+    if (name.ends_with(".tmp")) base_->remove_file(join_path("c", name));
+  }
+  expect_error(ErrorKind::kIo, "is not there (has another one been into the folder?)", [&] { folder.commit(); });
   EXPECT_EQ(contents_of(*base_, "c"), before);
 }
 
@@ -181,22 +297,6 @@ TEST_F(SafetensorsWriterTest, APartAloneIsRefused) {
   const std::string sharded = error_of([&] { save(state, {.save_distributed = true}); });
   EXPECT_NE(sharded.find("key 'w'"), std::string::npos) << sharded;
   EXPECT_TRUE(names().empty());
-}
-
-StateDict state_of(const RankContext& ranks, int generation) {
-  return {{"w", split(counted({7, 3}) + 100 * generation, ranks)},
-          {"cols", split(counted({3, 5}, at::kHalf) + generation, ranks, 1)},
-          {"v", counted({3, 2}, at::kLong) - 50 * generation},
-          {"flag", at::full({}, generation % 2 == 0)},
-          {"few", split(counted({1}) + generation, ranks)}};
-}
-
-StateDict whole_state(int generation) {
-  return {{"w", counted({7, 3}) + 100 * generation},
-          {"cols", counted({3, 5}, at::kHalf) + generation},
-          {"v", counted({3, 2}, at::kLong) - 50 * generation},
-          {"flag", at::full({}, generation % 2 == 0)},
-          {"few", counted({1}) + generation}};
 }
 
 TEST_F(SafetensorsWriterTest, ShardsOfSeveralRanks) {
@@ -222,10 +322,9 @@ TEST_F(SafetensorsWriterTest, ShardsOfSeveralRanks) {
 }
 
 TEST_F(SafetensorsWriterTest, Consolidation) {
-  const FqnToIndex mapping = {{"w", 2}, {"cols", 1}, {"v", 1}, {"flag", 2}, {"few", 3}};
   run_ranks(3, [&](RankContext& ranks) {
     save_safetensors(place_of(ranks, files_), state_of(ranks, 1), "c",
-                     {.fqn_to_index_mapping = mapping,
+                     {.fqn_to_index_mapping = kMapping,
                       .save_distributed = true,
                       .enable_consolidation = true,
                       .thread_count_consolidation = 2});
@@ -234,7 +333,10 @@ TEST_F(SafetensorsWriterTest, Consolidation) {
                               "model-00003-of-00003.safetensors", kIndexName}));
   EXPECT_EQ(difference_of(place_.rebuild("c"), whole_state(1)), "");
   EXPECT_EQ(difference_of(place_.rebuild("c/sharded"), whole_state(1)), "");
-  EXPECT_EQ(*header_of(*files_, "c/model-00002-of-00003.safetensors").metadata.find("format"), "pt");
+  const SafetensorsHeader header = header_of(*files_, "c/model-00002-of-00003.safetensors");
+  EXPECT_EQ(*header.metadata.find("format"), "pt");
+  EXPECT_EQ(*header.metadata.find("torch_dcp.file_count"), "3");
+  EXPECT_EQ(place_.metadata("c").storage_meta->save_id, place_.metadata("c/sharded").storage_meta->save_id);
 }
 
 TEST_F(SafetensorsWriterTest, WithoutShardsSeveralRanksNeedFilesOfTheirOwn) {
@@ -268,7 +370,7 @@ TEST_F(SafetensorsWriterTest, AFailingRankLeavesTheOldCheckpoint) {
 TEST_F(SafetensorsWriterTest, AMarkerThatCannotBeWrittenLeavesTheOldCheckpoint) {
   save(a_);
   const auto before = contents_of(*base_, "c");
-  for (const FileOp op : {FileOp::kCreate, FileOp::kAppend, FileOp::kSync, FileOp::kClose}) {
+  for (const FileOp op : {FileOp::kCreate, FileOp::kAppend, FileOp::kSync, FileOp::kClose, FileOp::kRename}) {
     SCOPED_TRACE(file_op_name(op));
     files_->fail({.op = op, .path_contains = "save-unfinished", .message = "the disk is full"});
     const std::string error = error_of([&] { save({{"w", counted({5})}}, {.fqn_to_index_mapping = {{"w", 1}}}); });
@@ -287,12 +389,65 @@ TEST_F(SafetensorsWriterTest, AMarkerThatCannotBeWrittenLeavesTheOldCheckpoint) 
     files_->clear_faults();
     EXPECT_EQ(contents_of(*base_, "c"), before);
   }
-  // The marker of another save that was interrupted stays, for what that left is a mixture.
+  // The marker that an earlier version's save left stays, for what that left is a mixture.
   write_text(*base_, join_path("c", kMarkerName), "");
   files_->fail({.op = FileOp::kSync, .path_contains = "save-unfinished", .message = "the disk is full"});
   EXPECT_NE(error_of([&] { save(a_); }), "");
   files_->clear_faults();
   EXPECT_NE(error_of([&] { place_.rebuild("c"); }).find("incomplete checkpoint"), std::string::npos);
+}
+
+TEST_F(SafetensorsWriterTest, AnErrorTellsWhetherTheNewCheckpointIsThere) {
+  save(a_);
+  // The marker of an earlier save, which cannot be read when this one would put its own there.
+  write_text(*base_, join_path("c", kMarkerName),
+             "unfinished: a save into this folder has not come to its end\nsave x\nmodel-00001-of-00001.safetensors\n"
+             "the 1 files above are complete\n");
+  const auto before = contents_of(*base_, "c");
+  bool has_written = false;
+  for (const FileOp op : {FileOp::kOpen, FileOp::kRead}) {
+    has_written = false;
+    files_->set_hook([&](const FileEvent& event) {
+      has_written |= event.op == FileOp::kCreate;
+      const bool is_marker = event.path == join_path("c", kMarkerName);
+      DCP_CHECK(!has_written || event.op != op || !is_marker, kIo, "the disk broke");
+    });
+    const std::string error = error_of([&] { save(a_); });
+    EXPECT_NE(error.find("the disk broke"), std::string::npos) << error;
+    EXPECT_EQ(error.find("the new checkpoint"), std::string::npos) << error;
+    EXPECT_EQ(contents_of(*base_, "c"), before);
+  }
+  // Its own is there, but neither synced nor to be read.
+  bool is_renamed = false;
+  files_->set_hook([&](const FileEvent& event) {
+    is_renamed |= event.op == FileOp::kRename && event.to == join_path("c", kMarkerName);
+    const bool is_read = event.op == FileOp::kOpen && event.path == join_path("c", kMarkerName);
+    DCP_CHECK(!is_renamed || (event.op != FileOp::kSyncDirectory && !is_read), kIo, "the disk broke");
+  });
+  const std::string error = error_of([&] { save({{"w", counted({5})}}); });
+  EXPECT_NE(error.find("the new checkpoint may be complete"), std::string::npos) << error;
+  files_->clear_faults();
+  EXPECT_EQ(difference_of(place_.rebuild("c"), StateDict{{"w", counted({5})}}), "");
+}
+
+TEST_F(SafetensorsWriterTest, ACheckpointThatComesMeanwhileIsNotOverwritten) {
+  for (const bool enable_consolidation : {false, true}) {
+    const auto base = make_memory_file_system();
+    const auto files = std::make_shared<FaultInjectingFileSystem>(base);
+    bool has_come = false;
+    files->set_hook([&](const FileEvent& event) {
+      if (has_come || event.op != FileOp::kAppend) return;
+      has_come = true;
+      save_safetensors({base}, {{"w", counted({2})}}, "c");
+    });
+    const std::string error = error_of([&] {
+      save_safetensors(
+          {files}, {{"w", counted({5})}}, "c",
+          {.save_distributed = enable_consolidation, .enable_consolidation = enable_consolidation, .overwrite = false});
+    });
+    EXPECT_NE(error.find("overwriting is off"), std::string::npos) << error;
+    EXPECT_EQ(difference_of(Place{base}.rebuild("c"), StateDict{{"w", counted({2})}}), "");
+  }
 }
 
 TEST_F(SafetensorsWriterTest, WithoutCollectivesOnlyRankZeroSaves) {
@@ -305,162 +460,6 @@ TEST_F(SafetensorsWriterTest, WithoutCollectivesOnlyRankZeroSaves) {
   expect_error(ErrorKind::kUnsupported, "without collectives rank 1", [&] { writer.set_up(context); });
   context.use_collectives = true;
   writer.set_up(context);
-}
-
-/// Which generation is found: exactly one, or none at all.
-std::optional<int> generation_in(const std::shared_ptr<FileSystem>& files, const std::string& what) {
-  StateDict found;
-  try {
-    found = Place{files}.rebuild("c");
-  } catch (const CheckpointError& error) {
-    EXPECT_EQ(error.failures().at(0).kind, ErrorKind::kNotFound) << what << ": " << error.what_without_backtrace();
-    EXPECT_NE(std::string(error.what_without_backtrace()).find("incomplete checkpoint"), std::string::npos) << what;
-    return std::nullopt;
-  }
-  const int generation = found.at("w").as_tensor().flatten()[0].item<float>() == 100.0f ? 1 : 2;
-  EXPECT_EQ(difference_of(found, whole_state(generation)), "") << what;
-  return generation;
-}
-
-/// A reader that takes every `*.safetensors` of the folder and knows no marker, as PyTorch's: it must fail, or find
-/// nothing, where ours says that the checkpoint is incomplete.
-void expect_plain_readers_fail(FileSystem& files, const std::string& what) {
-  bool has_tensors = false;
-  if (files.file_type("c") != FileType::kDirectory) return;
-  for (const std::string& name : files.list_directory("c")) {
-    if (!name.ends_with(".safetensors")) continue;
-    try {
-      header_of(files, join_path("c", name));
-      has_tensors = true;
-    } catch (const Error&) {
-      return;
-    }
-  }
-  EXPECT_FALSE(has_tensors) << what;
-}
-
-/// Saves that stop after 0, 1, 2, ... changes, and what a power cut then leaves.
-class SafetensorsCrashRun {
- public:
-  SafetensorsCrashRun(int world, SafetensorsWriterOptions options, bool has_old)
-      : world_(world), options_(std::move(options)), has_old_(has_old) {}
-
-  void run() {
-    run_ranks(world_, [&](RankContext& ranks) {
-      const auto communicator = std::make_shared<Communicator>(ranks.communicator());
-      for (std::uint64_t stop = 0; !is_over_; ++stop) {
-        ranks.note("stop after " + std::to_string(stop));
-        if (ranks.rank() == 0) {
-          medium_ = make_crashing_file_system();
-          files_ = std::make_shared<FaultInjectingFileSystem>(medium_);
-        }
-        communicator->all_gather({});
-        const Place place{files_, communicator};
-        if (has_old_) save_safetensors(place, state_of(ranks, 1), "c", options_);
-        communicator->all_gather({});
-        if (ranks.rank() == 0) files_->stop_after_changes(stop);
-        communicator->all_gather({});
-        bool is_saved = false;
-        try {
-          save_safetensors(place, state_of(ranks, 2), "c", options_);
-          is_saved = true;
-        } catch (const CheckpointError&) {
-        }
-        communicator->all_gather({});
-        if (ranks.rank() == 0) look(stop, is_saved);
-        communicator->all_gather({});
-      }
-    });
-    EXPECT_GT(stops_, 10u);
-    std::set<std::optional<int>> wanted = {2, std::nullopt};
-    if (has_old_) wanted.insert(1);
-    EXPECT_EQ(found_, wanted);
-  }
-
- private:
-  void look(std::uint64_t stop, bool is_saved) {
-    is_over_ = !files_->is_stopped();
-    EXPECT_TRUE(is_saved || !is_over_);
-    stops_ = stop;
-    look_at(medium_->crash(CrashPolicy::kLoseUnsynced), c10::str("stop ", stop, ", unsynced lost"), is_saved);
-    look_at(medium_->crash(CrashPolicy::kKeepAll), c10::str("stop ", stop, ", all kept"), is_saved);
-    for (std::uint64_t seed = 0; seed < 6; ++seed) {
-      look_at(medium_->crash(CrashPolicy::kTornWrites, seed), c10::str("stop ", stop, ", torn ", seed), is_saved);
-    }
-  }
-
-  void look_at(const std::shared_ptr<FileSystem>& files, const std::string& what, bool is_saved) {
-    const std::optional<int> generation = generation_in(files, what);
-    found_.insert(generation);
-    if (is_saved) {
-      EXPECT_EQ(generation, 2) << what;
-    }
-    if (!has_old_) {
-      EXPECT_NE(generation, 1) << what;
-    }
-    if (!generation) expect_plain_readers_fail(*files, what);
-    // The next save clears all of it away.
-    save_safetensors({files}, whole_state(2), "c", {.save_distributed = options_.save_distributed});
-    EXPECT_EQ(generation_in(files, what), 2) << what;
-    EXPECT_EQ(names_in(*files, "c").size(), options_.save_distributed ? 1u : 2u) << what;
-  }
-
-  int world_;
-  SafetensorsWriterOptions options_;
-  bool has_old_;
-  std::shared_ptr<CrashingFileSystem> medium_;
-  std::shared_ptr<FaultInjectingFileSystem> files_;
-  std::atomic<bool> is_over_ = false;
-  std::uint64_t stops_ = 0;
-  std::set<std::optional<int>> found_;
-};
-
-const FqnToIndex kMapping = {{"w", 2}, {"cols", 1}, {"v", 1}, {"flag", 2}, {"few", 3}};
-
-TEST(SafetensorsCrash, WholeFilesLeaveTheOldTheNewOrNothing) {
-  SafetensorsCrashRun(1, {.fqn_to_index_mapping = kMapping}, true).run();
-  SafetensorsCrashRun(1, {.fqn_to_index_mapping = kMapping}, false).run();
-}
-
-TEST(SafetensorsCrash, ShardsLeaveTheOldTheNewOrNothing) {
-  SafetensorsCrashRun(2, {.save_distributed = true}, true).run();
-  SafetensorsCrashRun(2, {.save_distributed = true}, false).run();
-}
-
-TEST(SafetensorsCrash, ConsolidationLeavesTheOldTheNewOrNothing) {
-  SafetensorsCrashRun(2, {.fqn_to_index_mapping = kMapping, .save_distributed = true, .enable_consolidation = true},
-                      true)
-      .run();
-}
-
-TEST(SafetensorsFaults, EveryCallOfASaveFailsInTurn) {
-  const std::vector<FileOp> ops = {FileOp::kCreate, FileOp::kAppend,        FileOp::kSync,
-                                   FileOp::kClose,  FileOp::kList,          FileOp::kRemove,
-                                   FileOp::kRename, FileOp::kSyncDirectory, FileOp::kCreateDirectories};
-  int fault_count = 0;
-  for (const FileOp op : ops) {
-    for (std::uint64_t nth = 1;; ++nth) {
-      const std::string what = c10::str(file_op_name(op), " ", nth);
-      const auto files = std::make_shared<FaultInjectingFileSystem>(make_memory_file_system());
-      const Place place{files};
-      save_safetensors(place, whole_state(1), "c", {.fqn_to_index_mapping = kMapping});
-      files->fail({.op = op, .nth = nth, .message = "the disk broke"});
-      const std::string error =
-          error_of([&] { save_safetensors(place, whole_state(2), "c", {.fqn_to_index_mapping = kMapping}); });
-      files->clear_faults();
-      const std::optional<int> generation = generation_in(files, what);
-      if (error.empty()) {
-        EXPECT_EQ(generation, 2) << what;
-        break;
-      }
-      ++fault_count;
-      EXPECT_NE(error.find("the disk broke"), std::string::npos) << what << ": " << error;
-      save_safetensors(place, whole_state(2), "c", {.fqn_to_index_mapping = kMapping});
-      EXPECT_EQ(generation_in(files, what), 2) << what;
-      EXPECT_EQ(names_in(*files, "c").size(), 4u) << what;
-    }
-  }
-  EXPECT_GT(fault_count, 25);
 }
 
 TEST(SafetensorsFileWriterTest, ChecksWhatItIsGiven) {

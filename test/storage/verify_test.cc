@@ -22,6 +22,7 @@
 #include "torch_dcp/io/memory_file_system.h"
 #include "torch_dcp/io/span_file.h"
 #include "torch_dcp/pickle/writer.h"
+#include "torch_dcp/storage/safetensors_file_writer.h"
 
 namespace dcp {
 namespace {
@@ -527,6 +528,22 @@ TEST(VerifySafetensors, EachBadHeaderIsAFault) {
   EXPECT_NE(missing.faults[0].cause.find(second), std::string::npos) << missing.faults[0].cause;
 }
 
+TEST(VerifySafetensors, AMixtureIsToldBesideACutFile) {
+  const auto files = make_memory_file_system();
+  files->create_directories(kPath);
+  const auto write = [&](const std::string& name, const std::string& id) {
+    SafetensorsFileWriter(*files, join_path(kPath, name), {{name, at::kFloat, {0}}}, true, {{"torch_dcp.save_id", id}})
+        .close();
+  };
+  write("model-00001-of-00003.safetensors", "1a");
+  write("model-00002-of-00003.safetensors", "2b");
+  test::write_file(*files, join_path(kPath, "model-00003-of-00003.safetensors"), as_bytes("cut"));
+  const VerifyReport report = verify(kPath, {.file_system = files});
+  ASSERT_EQ(report.faults.size(), 2u) << text_of(report);
+  EXPECT_NE(report.faults[0].cause.find("files of two saves"), std::string::npos) << report.faults[0].cause;
+  EXPECT_EQ(report.faults[1].file, "model-00003-of-00003.safetensors");
+}
+
 TEST(VerifySafetensors, AnUnfinishedSaveIsToldAsSuch) {
   const auto files = files_of(fixture("hf_mapped"));
   test::write_file(*files, "ckpt/model-save-unfinished.safetensors", as_bytes("unfinished"));
@@ -534,6 +551,38 @@ TEST(VerifySafetensors, AnUnfinishedSaveIsToldAsSuch) {
   ASSERT_EQ(report.faults.size(), 1u) << text_of(report);
   EXPECT_EQ(report.faults[0].kind, ErrorKind::kNotFound);
   EXPECT_NE(report.faults[0].cause.find("incomplete checkpoint"), std::string::npos) << report.faults[0].cause;
+}
+
+TEST(VerifySafetensors, AnInterruptedCommitIsSound) {
+  const auto files = files_of(fixture("hf_mapped"));
+  const std::string name = "model-00001-of-00003.safetensors";
+  // As if a save had been stopped when its first file had its name already.
+  SafetensorsFileWriter(*files, join_path(kPath, name), {}, true, {{"torch_dcp.save_id", "1a"}}).close();
+  const std::string temporary = "model-00002-of-00003.safetensors.1a.tmp";
+  SafetensorsFileWriter(*files, join_path(kPath, temporary), {{"w", at::kFloat, {0}}}, true,
+                        {{"torch_dcp.save_id", "1a"}})
+      .close();
+  test::write_file(*files, "ckpt/model-save-unfinished.safetensors",
+                   as_bytes("unfinished: a save into this folder has not come to its end\nsave 1a\n" + name +
+                            "\nmodel-00002-of-00003.safetensors\nthe 2 files above are complete\n"));
+  const VerifyReport report = verify(kPath, {.file_system = files});
+  EXPECT_TRUE(report.is_sound()) << text_of(report);
+  EXPECT_EQ(report.tensor_count, 1);
+  const std::set<std::string> strays(report.strays.begin(), report.strays.end());
+  // Whoever removes the strays must still have the new checkpoint: the marker is what says where it is.
+  EXPECT_EQ(report.file_count, 3);
+  EXPECT_TRUE(strays.contains("model.safetensors.index.json"));
+  EXPECT_TRUE(strays.contains("model-00003-of-00003.safetensors"));
+  for (const std::string& stray : strays) files->remove_file(join_path(kPath, stray));
+  const VerifyReport cleared = verify(kPath, {.file_system = files});
+  EXPECT_TRUE(cleared.is_sound()) << text_of(cleared);
+  EXPECT_TRUE(cleared.strays.empty()) << text_of(cleared);
+  EXPECT_EQ(cleared.file_count, 3);
+
+  files->remove_file(join_path(kPath, temporary));
+  const VerifyReport missing = verify(kPath, {.file_system = files});
+  ASSERT_EQ(missing.faults.size(), 1u) << text_of(missing);
+  EXPECT_EQ(missing.faults[0].kind, ErrorKind::kCorruptData);
 }
 
 TEST(VerifySafetensors, MissingShardAndStrays) {

@@ -106,6 +106,21 @@ TEST(Dtype, CoversEveryDtypeOfThisLibTorch) {
   }
 }
 
+TEST(Dtype, HasAStandInForThoseThatItMayLack) {
+  const std::pair<const char*, std::int64_t> newer[] = {
+      {"float8_e8m0fnu", 1}, {"float4_e2m1fn_x2", 1}, {"bcomplex32", 4}};
+  for (const auto& [name, bytes] : newer) {
+    const auto dtype = named_dtype(name);
+    ASSERT_TRUE(dtype) << name;
+    EXPECT_EQ(dtype_name(*dtype), name);
+    EXPECT_EQ(element_bytes(dtype->dtype), bytes) << name;
+    EXPECT_EQ(dtype->newer == NewerDtype::kNone, dtype_from_name(name).has_value()) << name;
+  }
+  EXPECT_EQ(dtype_name(NamedDtype{ScalarType::UInt32, NewerDtype::kBComplex32}), "bcomplex32");
+  EXPECT_EQ(named_dtype("float32")->dtype, at::kFloat);
+  EXPECT_FALSE(named_dtype("float33"));
+}
+
 TEST(Dtype, SaysNothingForUnknownNames) {
   EXPECT_EQ(dtype_from_name("float33"), std::nullopt);
   EXPECT_EQ(dtype_from_name(""), std::nullopt);

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,10 @@ TENSORS = ["dtensor_4ranks", "dtensor_2d_mesh", "alignment", "zstd"]
 
 def run(*arguments, **options):
     return subprocess.run([DCP, *arguments], capture_output=True, text=True, timeout=300, **options)
+
+
+def libtorch_version():
+    return tuple(int(part) for part in re.search(r"LibTorch (\d+)\.(\d+)", run("--version").stdout).groups())
 
 
 class Folders(unittest.TestCase):
@@ -268,7 +273,8 @@ class Convert(Folders):
         for name in ("x.safetensors", "x"):
             done = run("convert", source, self.path(name), "--to", "safetensors", "--drop-objects")
             self.assertEqual(done.returncode, BAD)
-            self.assertIn("complex128", done.stderr)
+            # LibTorch 2.6 lacks some dtypes of the fixture, which is found before that.
+            self.assertIn("complex128" if libtorch_version() >= (2, 14) else "no dtype bcomplex32", done.stderr)
             self.assertEqual(os.listdir(self.folder.name), ["dtypes"])
         self.assertEqual(run("convert", self.path("missing"), self.path("x")).returncode, BAD)
         self.assertEqual(os.listdir(self.folder.name), ["dtypes"])

@@ -151,7 +151,7 @@ class Conversion {
       file.commit();
       return;
     }
-    SafetensorsFolderWriter folder(destination_, {.overwrite = options_.overwrite});
+    SafetensorsFolderWriter folder(destination_, {.overwrite = options_.overwrite, .file_count = 1});
     const auto writer = folder.begin_file(safetensors_file_name(1, 1), std::move(specs));
     write_elements(*writer);
     folder.commit();

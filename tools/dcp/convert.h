@@ -40,7 +40,8 @@ CheckpointKind kind_of_destination(const std::string& path);
 /// Writes a checkpoint in another form (or the same). Every tensor's bits, dtype and sizes stay what they are.
 ///
 /// The source is checked whole first (`verify`), so that nothing is made of a damaged one. The destination comes into
-/// its place when it is complete: after an error it is what it was, and there is nothing new.
+/// its place when it is complete: after an error it is what it was, and there is nothing new. For a folder of
+/// safetensors this holds up to the commit point; an error from there on says that the new one is complete, or may be.
 ///
 /// Names: to torch.save the nested state dict, as PyTorch's dcp_to_torch_save; from it flat keys and paths, as
 /// torch_save_to_dcp; to safetensors flat keys; from them flat keys, each a path by itself.

@@ -108,7 +108,7 @@ Json entry_json(const std::string& fqn, const StorageMetadata& entry, const Part
   const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
   if (tensor) {
     json["kind"] = "tensor";
-    json["dtype"] = dtype_name(tensor->properties.dtype);
+    json["dtype"] = dtype_name(tensor->properties);
     json["shape"] = std::vector<std::int64_t>(tensor->size.begin(), tensor->size.end());
     if (with_values) add_elements(json, tensors.at(fqn).as_tensor());
     json["requires_grad"] = tensor->properties.requires_grad;
@@ -158,6 +158,7 @@ StateDict load_tensors(const std::string& path, const Part& part) {
   LoadPlannerOptions planner_options;
   planner_options.flatten = FlattenRule::kTopLevel;
   planner_options.allow_uncovered = part.rank >= 0;
+  planner_options.missing_dtypes_as_bits = true;
   options.use_collectives = part.rank < 0;
   options.planner = std::make_shared<DefaultLoadPlanner>(planner_options);
   load(state, reader, options);
@@ -253,9 +254,8 @@ std::string list_checkpoint(const std::string& path) {
       const std::int64_t bytes = stored_bytes(fqn, entry, part.metadata);
       total += bytes;
       const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
-      row(printable(fqn), tensor ? dtype_name(tensor->properties.dtype) : "object",
-          tensor ? to_string(tensor->size) : "", tensor ? std::to_string(tensor->chunks.size()) : "",
-          std::to_string(bytes));
+      row(printable(fqn), tensor ? dtype_name(tensor->properties) : "object", tensor ? to_string(tensor->size) : "",
+          tensor ? std::to_string(tensor->chunks.size()) : "", std::to_string(bytes));
     }
     out << part.metadata.state_dict_metadata.size() << " keys, " << total << " bytes\n";
   }

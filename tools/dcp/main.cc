@@ -3,6 +3,8 @@
 // Exit codes: 0 fine, 1 the checkpoint is bad (or cannot be read or written), 2 wrong use; of `verify`: 0 sound, 1
 // faults, 2 it could not be looked at.
 
+#include <torch/version.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
@@ -64,6 +66,7 @@ int main(int argc, char** argv) {
       "running anything "
       "they contain."};
   app.require_subcommand(1);
+  app.set_version_flag("--version", "dcp of torch_dcp, with LibTorch " TORCH_VERSION);
   Arguments arguments;
 
   const auto not_empty = [](const std::string& path) { return path.empty() ? "must not be empty" : ""; };

@@ -12,6 +12,7 @@
 #include "torch_dcp/plan/read_items.h"
 #include "torch_dcp/storage/storage_factory.h"
 #include "torch_dcp/storage/torch_save.h"
+#include "torch_dcp/tensor/dtype.h"
 
 namespace dcp::tool {
 namespace {
@@ -20,11 +21,14 @@ at::Tensor without_elements(const Sizes& sizes, at::ScalarType dtype) {
   return at::empty(sizes, at::TensorOptions(dtype).device(c10::kMeta));
 }
 
-/// Tensors whose elements are no plain numbers: scale and zero point would have to go along.
-class QuantizedKeys {
+/// Tensors whose elements are no plain numbers: scale and zero point would have to go along, or the dtype is one that
+/// this LibTorch lacks.
+class KeysToRefuse {
  public:
-  void add_if_quantized(const std::string& key, at::ScalarType dtype) {
-    if (c10::isQIntType(dtype)) faults_.add(ErrorKind::kUnsupported, key, "quantized tensors are not converted");
+  void look_at(const std::string& key, const NamedDtype& dtype) {
+    if (c10::isQIntType(dtype.dtype)) faults_.add(ErrorKind::kUnsupported, key, "quantized tensors are not converted");
+    if (dtype.newer == NewerDtype::kNone) return;
+    faults_.add(ErrorKind::kUnsupported, key, "this LibTorch has no dtype " + dtype_name(dtype));
   }
   void refuse(const std::string& path) const { faults_.throw_if_any("cannot convert " + path, DCP_WHERE); }
 
@@ -87,12 +91,12 @@ class StorageSource : public Source {
     if (!metadata) metadata = reader_->read_merged_metadata();
     DCP_CHECK(metadata, kNotFound, "incomplete checkpoint: ", path, " has no metadata");
     metadata_ = *std::move(metadata);
-    QuantizedKeys quantized;
+    KeysToRefuse refused;
     for (const auto& [key, entry] : metadata_.state_dict_metadata) {
       const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
-      if (tensor) quantized.add_if_quantized(key, tensor->properties.dtype);
+      if (tensor) refused.look_at(key, {tensor->properties.dtype, tensor->properties.newer_dtype});
     }
-    quantized.refuse(path);
+    refused.refuse(path);
     // Names of safetensors are keys of one flat state dict.
     has_paths_ = metadata_.planner_data.has_value() || kind == CheckpointKind::kSafetensors;
     reader_->set_up(metadata_, {});
@@ -155,10 +159,9 @@ class TorchSaveSource : public Source {
       : reader_(path, {.skip_unknown = options.skip_unknown}) {
     DCP_CHECK(reader_.structure().is_dict(), kUnsupported, path, " holds a ",
               value_kind_name(reader_.structure().kind()), ", not a state dict");
-    QuantizedKeys quantized;
-    for (const TorchFileTensor& tensor : reader_.tensors())
-      quantized.add_if_quantized(flat_key(tensor.path), tensor.dtype);
-    quantized.refuse(path);
+    KeysToRefuse refused;
+    for (const TorchFileTensor& tensor : reader_.tensors()) refused.look_at(flat_key(tensor.path), {tensor.dtype});
+    refused.refuse(path);
     skipped_ = reader_.skipped();
     state_ = reader_.structure().as_dict();
     // Tensors in tuples are no leaves, but part of objects.

@@ -30,7 +30,7 @@ ROOMS = {
     "tensor": _room(1, "base", "c10 aten c10d"),
     "comm": _room(1, "base", "c10 aten c10d", "gloo"),
     "state_dict": _room(2, "tensor base", "c10 aten"),
-    "transform": _room(3, "state_dict tensor comm base", "c10 aten c10d"),
+    "transform": _room(3, "state_dict tensor comm io base", "c10 aten c10d"),
     "plan": _room(3, "state_dict tensor base", "c10 aten"),
     "model_state": _room(4, _LEFT, "c10 aten c10d nn"),
     "format": _room(4, _RIGHT, "c10 aten", "zlib zstd isal json", public=False),

@@ -18,6 +18,7 @@ class FaultList {
   }
 
   bool empty() const { return !kind_; }
+  std::size_t count() const { return count_; }
 
   /// Throws an error of the first fault's kind, with a line for each fault, if there is any.
   ///

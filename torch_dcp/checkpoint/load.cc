@@ -43,10 +43,11 @@ class Rollback {
 class LoadRun {
  public:
   LoadRun(StateDict& state, const std::function<StorageReader&()>& open_reader, LoadPlanner& planner,
-          Communicator& comm, bool use_collectives, int rank)
+          bool is_planner_ours, Communicator& comm, bool use_collectives, int rank)
       : state_(state),
         open_reader_(open_reader),
         planner_(planner),
+        is_planner_ours_(is_planner_ours),
         comm_(comm),
         use_collectives_(use_collectives),
         rank_(rank) {}
@@ -77,7 +78,7 @@ class LoadRun {
     try {
       status_step(comm_, "apply", [this] {
         planner_.commit_objects();
-        restore_stateful(state_, std::move(destinations_));
+        if (replaced_) restore_stateful(state_, *std::move(replaced_));
       });
     } catch (Error& error) {
       undo(rollback, error,
@@ -147,13 +148,19 @@ class LoadRun {
     } else if (is_merged_) {
       if (const std::optional<Metadata> own = read_own_metadata()) prefer_rank_metadata(*metadata_, *own);
     }
-    destinations_ = replace_stateful(state_);
+    // A copy of the dict touches every tensor's handle, which costs as much as planning it. Planners from elsewhere may
+    // change their dict at once, and get one.
+    if (has_stateful(state_) || !is_planner_ours_) {
+      replaced_ = replace_stateful(state_);
+    } else {
+      refuse_nested_stateful(state_);
+    }
     LoadPlannerContext context;
     context.rank = rank_;
     context.world_size = comm_.size();
     context.is_coordinator = comm_.is_coordinator();
     context.use_collectives = use_collectives_;
-    planner_.set_up(destinations_, *metadata_, context);
+    planner_.set_up(replaced_ ? *replaced_ : state_, *metadata_, context);
     StorageReaderContext storage_context;
     storage_context.rank = context.rank;
     storage_context.world_size = context.world_size;
@@ -168,12 +175,13 @@ class LoadRun {
   const std::function<StorageReader&()>& open_reader_;
   StorageReader* reader_ = nullptr;  // once it has been opened
   LoadPlanner& planner_;
+  bool is_planner_ours_;
   Communicator& comm_;
   bool use_collectives_;
   int rank_;
   std::optional<Metadata> metadata_;
-  bool is_merged_ = false;  // from what ranks saved without collectives
-  StateDict destinations_;  // `state_` with the states of its Stateful values; tensors are the live ones
+  bool is_merged_ = false;             // from what ranks saved without collectives
+  std::optional<StateDict> replaced_;  // `state_` with the states of its Stateful values; tensors are the live ones
   LoadPlan plan_;
 };
 
@@ -189,10 +197,12 @@ LoadReport load(StateDict& state, const std::function<StorageReader&()>& open_re
     LoadPlannerOptions planner_options;
     planner_options.partial = options.partial;
     planner_options.dtype_policy = options.dtype_policy;
+    planner_options.missing_dtypes_as_bits = options.missing_dtypes_as_bits;
     planner = std::make_shared<DefaultLoadPlanner>(planner_options);
   }
   return group.with_rank([&] {
-    return LoadRun(state, open_reader, *planner, group.communicator(), options.use_collectives, group.rank())
+    return LoadRun(state, open_reader, *planner, !options.planner, group.communicator(), options.use_collectives,
+                   group.rank())
         .run(options.rollback);
   });
 }

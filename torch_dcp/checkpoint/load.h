@@ -28,10 +28,12 @@ struct LoadOptions {
   /// Keys that are asked for but not stored stay as they are and are reported, instead of an error.
   bool partial = false;
   DtypePolicy dtype_policy = DtypePolicy::kLossless;
+  /// As in LoadPlannerOptions: what becomes of dtypes that this LibTorch lacks.
+  bool missing_dtypes_as_bits = false;
   /// Keeps a copy of the destinations, and puts it back on every rank if the load fails on any while it reads. Costs
   /// the memory of the copy; without it the error lists what was changed.
   bool rollback = false;
-  /// A DefaultLoadPlanner with `partial` and `dtype_policy` if null. A planner given here has its own options.
+  /// A DefaultLoadPlanner with the three above if null. A planner given here has its own options.
   std::shared_ptr<LoadPlanner> planner = nullptr;
 };
 

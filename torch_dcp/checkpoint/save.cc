@@ -60,7 +60,12 @@ class SaveRun {
   }
 
   SavePlan plan_locally() {
-    plain_state_ = replace_stateful(state_);
+    // A copy of the dict touches every tensor's handle, which costs as much as planning it.
+    if (has_stateful(state_)) {
+      replaced_ = replace_stateful(state_);
+    } else {
+      refuse_nested_stateful(state_);
+    }
     StorageWriterContext context;
     context.rank = planner_context_.rank;
     context.world_size = planner_context_.world_size;
@@ -71,7 +76,7 @@ class SaveRun {
     writer_->set_up(context);
     is_writer_set_up_ = true;
     planner_context_.storage_meta = writer_->storage_meta();
-    planner_.set_up(plain_state_, planner_context_);
+    planner_.set_up(replaced_ ? *replaced_ : state_, planner_context_);
     return writer_->prepare_local_plan(planner_.create_local_plan());
   }
 
@@ -108,7 +113,7 @@ class SaveRun {
   Communicator& comm_;
   SavePlannerContext planner_context_;
   bool is_writer_set_up_ = false;
-  StateDict plain_state_;
+  std::optional<StateDict> replaced_;  // `state_` with the states of its Stateful values, if it has any
   SavePlan plan_;
   std::optional<Metadata> metadata_;               // coordinator only
   std::vector<std::vector<WriteResult>> results_;  // coordinator only

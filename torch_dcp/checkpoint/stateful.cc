@@ -63,6 +63,19 @@ void refuse_stateful(const Value& value, Path& path) {
 
 }  // namespace
 
+bool has_stateful(const Dict& state) {
+  return std::any_of(state.begin(), state.end(),
+                     [](const auto& entry) { return entry.second.kind() == ValueKind::kStateful; });
+}
+
+void refuse_nested_stateful(const Dict& state) {
+  for (const auto& [key, value] : state) {
+    if (!value.is_container() && value.kind() != ValueKind::kStateful) continue;
+    Path path = {PathItem::dict_key(key)};
+    refuse_stateful(value, path);
+  }
+}
+
 Dict replace_stateful(const Dict& state) {
   Dict replaced = state;
   for (const Key& key : sorted_keys_of_stateful(state)) {
@@ -70,11 +83,7 @@ Dict replace_stateful(const Dict& state) {
     DCP_CHECK(stateful, kInvalidArgument, "key '", to_string(key), "' holds a null Stateful");
     replaced.insert_or_assign(key, with_key(key, "state_dict()", [&] { return stateful->state_dict(); }));
   }
-  for (const auto& [key, value] : replaced) {
-    if (!value.is_container() && value.kind() != ValueKind::kStateful) continue;
-    Path path = {PathItem::dict_key(key)};
-    refuse_stateful(value, path);
-  }
+  refuse_nested_stateful(replaced);
   return replaced;
 }
 

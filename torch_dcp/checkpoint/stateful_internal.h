@@ -7,6 +7,12 @@
 
 namespace dcp {
 
+/// Whether a top-level value is a Stateful.
+bool has_stateful(const Dict& state);
+
+/// \throws dcp::Error kType for a Stateful, naming its path.
+void refuse_nested_stateful(const Dict& state);
+
 /// A copy of the state dict in which every top-level Stateful is replaced by its state, asked for in sorted order of
 /// keys, so that ranks agree on the order of what their objects may do together.
 ///

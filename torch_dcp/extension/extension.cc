@@ -59,7 +59,7 @@ Listing list_items(const std::string& path) {
   for (const auto& [key, item] : metadata.state_dict_metadata) {
     std::tuple<std::string, std::vector<std::int64_t>> described{kObject, {}};
     if (const auto* tensor = std::get_if<TensorStorageMetadata>(&item)) {
-      described = {dtype_name(tensor->properties.dtype), {tensor->size.begin(), tensor->size.end()}};
+      described = {dtype_name(tensor->properties), {tensor->size.begin(), tensor->size.end()}};
     }
     listing.insert(key, std::move(described));
   }

@@ -36,10 +36,10 @@ using metadata_decoding::Ref;
 
 // ---- the state dict's metadata ------------------------------------------------------------------
 
-c10::ScalarType read_dtype(Ref node, const Place& place) {
+NamedDtype read_dtype(Ref node, const Place& place) {
   DCP_CHECK(node->kind == NodeKind::kGlobal && node->module == "torch", kCorruptData, place,
             ": must be a torch.dtype, is ", describe_node(node));
-  const auto dtype = dtype_from_name(node->text);
+  const auto dtype = named_dtype(node->text);
   DCP_CHECK(dtype, kUnsupported, place, ": this LibTorch has no dtype torch.", node->text);
   return *dtype;
 }
@@ -93,7 +93,9 @@ TensorProperties read_properties(Ref node, const Place& place) {
   DCP_CHECK(state != nullptr && state->kind == NodeKind::kTuple && state->items.size() == 5, kCorruptData, place,
             ": the state must be a tuple of 5, is ", describe_node(state));
   TensorProperties properties;
-  properties.dtype = read_dtype(state->items[0], place.at("dtype"));
+  const NamedDtype dtype = read_dtype(state->items[0], place.at("dtype"));
+  properties.dtype = dtype.dtype;
+  properties.newer_dtype = dtype.newer;
   check_layout(state->items[1], place.at("layout"));
   properties.requires_grad = read_bool(state->items[2], place.at("requires_grad"));
   properties.memory_format = read_memory_format(state->items[3], place.at("memory_format"));

@@ -205,7 +205,7 @@ void MetadataEncoder::layout() {
 void MetadataEncoder::properties(const TensorProperties& properties) {
   begin_new_object(Name::kTensorProperties);
   mark_tuple(5);
-  writer_.global("torch", dtype_name(properties.dtype));
+  writer_.global("torch", dtype_name(properties));
   layout();
   writer_.boolean(properties.requires_grad);
   name(Name::kMemoryFormat);

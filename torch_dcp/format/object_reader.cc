@@ -51,10 +51,18 @@ void ObjectReader::charge_expanded(const PickledTensor& pickled) {
   }
 }
 
+/// In an object nothing would tell that a tensor of bits stands for one of a dtype that this LibTorch lacks.
+PickledTensor ObjectReader::parse(pickle::Ref call) const {
+  PickledTensor pickled = parse_tensor_call(call, limits_);
+  DCP_CHECK(pickled.newer_dtype == NewerDtype::kNone, kUnsupported, "object: this LibTorch has no dtype torch.",
+            dtype_name(NamedDtype{pickled.dtype, pickled.newer_dtype}));
+  return pickled;
+}
+
 const at::Tensor& ObjectReader::tensor(pickle::Ref call) {
   const auto [entry, is_new] = tensors_.try_emplace(call);
   if (!is_new) return entry->second;
-  const PickledTensor pickled = parse_tensor_call(call, limits_);
+  const PickledTensor pickled = parse(call);
   charge_expanded(pickled);
   entry->second = loader_.load(pickled);
   return entry->second;
@@ -63,7 +71,7 @@ const at::Tensor& ObjectReader::tensor(pickle::Ref call) {
 const at::Tensor& ObjectReader::describe(pickle::Ref call) {
   const auto [entry, is_new] = tensors_.try_emplace(call);
   if (!is_new) return entry->second;
-  PickledTensor pickled = parse_tensor_call(call, limits_);
+  PickledTensor pickled = parse(call);
   charge_expanded(pickled);
   entry->second = empty_meta(pickled);
   described_.push_back({entry->second, std::move(pickled)});

@@ -49,6 +49,7 @@ class ObjectReader {
   void check_all_members() const;
 
  private:
+  PickledTensor parse(pickle::Ref call) const;
   void charge_expanded(const PickledTensor& pickled);
 
   const RandomAccessFile& item_;

@@ -3,26 +3,18 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "torch_dcp/base/checked_math.h"
 #include "torch_dcp/base/error.h"
-#include "torch_dcp/base/fault_list.h"
-#include "torch_dcp/format/json_visitor_internal.h"
+#include "torch_dcp/format/safetensors_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
 namespace {
 
-constexpr std::string_view kMetadataField = "__metadata__";
-constexpr std::string_view kShardingField = "DCP_SHARDING_INFO";
-constexpr std::string_view kOffsetsField = "saved_offsets";
-constexpr std::size_t kLengthBytes = 8;
-constexpr std::size_t kHeaderAlignment = 8;
-/// name -> field -> list, and one level more in fields that are skipped.
-constexpr std::size_t kMaxDepth = 16;
+using namespace safetensors_form;  // NOLINT: the names of one small header
 
 struct DtypeRow {
   std::string_view name;
@@ -56,14 +48,6 @@ constexpr DtypeRow kDtypes[] = {
 /// The package has names for these, in which an element is no whole byte; LibTorch has no such tensors.
 constexpr std::string_view kPackedDtypes[] = {"F4", "F6_E2M3", "F6_E3M2"};
 
-/// The dtype's place in the table, or -1.
-int rank_of(ScalarType dtype) {
-  for (std::size_t i = 0; i < std::size(kDtypes); ++i) {
-    if (dtype_from_name(kDtypes[i].dtype) == dtype) return static_cast<int>(i);
-  }
-  return -1;
-}
-
 ScalarType parse_dtype(std::string_view text, const std::string& name) {
   const auto dtype = dtype_from_safetensors(text);
   if (dtype) return *dtype;
@@ -72,15 +56,6 @@ ScalarType parse_dtype(std::string_view text, const std::string& name) {
       std::any_of(std::begin(kDtypes), std::end(kDtypes), [&](const DtypeRow& row) { return row.name == text; });
   DCP_CHECK(!is_known, kUnsupported, "tensor '", name, "': this LibTorch has no dtype ", text);
   DCP_THROW(kCorruptData, "tensor '", name, "': unknown dtype '", text.substr(0, 40), "'");
-}
-
-/// Gathers the numbers of one list.
-void add_number(std::vector<std::int64_t>& numbers, std::int64_t value, const JsonVisitor::Path& path,
-                std::size_t max_count) {
-  DCP_CHECK(value >= 0, kCorruptData, "tensor '", path[0], "': ", path[1], " has a negative number, ", value);
-  DCP_CHECK(numbers.size() < max_count, kCorruptData, "tensor '", path[0], "': ", path[1], " has more than ", max_count,
-            " numbers");
-  numbers.push_back(value);
 }
 
 /// {"__metadata__": {name: text}, tensor: {"dtype": text, "shape": [...], "data_offsets": [begin, end]}}
@@ -201,90 +176,6 @@ class HeaderVisitor final : public JsonVisitor {
   bool is_in_list_ = false;
 };
 
-/// {tensor: {"saved_offsets": [...]}}
-class ShardingVisitor final : public JsonVisitor {
- public:
-  ShardingVisitor(std::vector<SafetensorsTensor>& tensors, const ParseLimits& limits) : limits_(limits) {
-    for (SafetensorsTensor& tensor : tensors) tensors_.emplace(tensor.name, &tensor);
-  }
-
-  bool begin(const Path& path, bool is_object) override {
-    if (is_of_other_tensor(path)) return false;
-    if (path.size() < 2) {
-      DCP_CHECK(is_object, kCorruptData, kShardingField, " has a list where an object must be");
-      return true;
-    }
-    if (path.size() > 2 || path[1] != kOffsetsField) return false;
-    DCP_CHECK(!is_object && !is_in_list_, kCorruptData, "tensor '", path[0], "': its ", kOffsetsField,
-              " are no list of whole numbers");
-    is_in_list_ = true;
-    return true;
-  }
-
-  void end(const Path& path) override {
-    if (!is_in_list_) return;
-    is_in_list_ = false;
-    check_offsets(*tensors_.at(path[0]));
-  }
-
-  void key(const Path& path) override {
-    if (is_of_other_tensor(path) || (path.size() == 2 && path[1] != kOffsetsField)) return;
-    DCP_CHECK(!tensors_.at(path[0])->saved_offsets, kCorruptData, "tensor '", path[0], "' is twice in ",
-              kShardingField);
-    numbers_.clear();
-  }
-
-  void integer(const Path& path, std::int64_t value) override {
-    if (!is_in_list_) return other(path, "a number");
-    add_number(numbers_, value, path, limits_.max_ndim);
-  }
-
-  void text(const Path& path, std::string&) override { other(path, "a text"); }
-
-  void other(const Path& path, const char* kind) override {
-    if (is_of_other_tensor(path) || (path.size() == 2 && path[1] != kOffsetsField)) return;
-    DCP_THROW(kCorruptData, kShardingField, path.empty() ? std::string() : " of tensor '" + path[0] + "'", " has ",
-              kind, " in a wrong place");
-  }
-
- private:
-  /// What it says of tensors that the file lacks does not matter.
-  bool is_of_other_tensor(const Path& path) const { return !path.empty() && !tensors_.contains(path[0]); }
-
-  void check_offsets(SafetensorsTensor& tensor) {
-    DCP_CHECK(numbers_.size() == tensor.sizes.size(), kCorruptData, "tensor '", tensor.name, "': ", numbers_.size(),
-              " saved_offsets for the ", tensor.sizes.size(), " dimensions of its shape");
-    for (std::size_t d = 0; d < numbers_.size(); ++d) {
-      DCP_CHECK(checked_add(numbers_[d], tensor.sizes[d]), kCorruptData, "tensor '", tensor.name, "': saved_offsets ",
-                to_string(c10::IntArrayRef(numbers_)), " and its shape make an end that does not fit 64 bits");
-    }
-    tensor.saved_offsets.emplace(numbers_.begin(), numbers_.end());
-  }
-
-  const ParseLimits& limits_;
-  std::unordered_map<std::string, SafetensorsTensor*> tensors_;
-  std::vector<std::int64_t> numbers_;
-  bool is_in_list_ = false;
-};
-
-void read_sharding(SafetensorsHeader& header, const ParseLimits& limits) {
-  const std::string field(kShardingField);
-  const std::string* info = header.metadata.find(field);
-  if (info == nullptr) return;
-  ShardingVisitor visitor(header.tensors, limits);
-  try {
-    visit_json(*info, kMaxDepth, visitor);
-  } catch (Error& error) {
-    error.add_context("in " + field);
-    throw;
-  }
-  for (const SafetensorsTensor& tensor : header.tensors) {
-    DCP_CHECK(tensor.saved_offsets, kCorruptData, kShardingField, " has no saved_offsets of tensor '", tensor.name,
-              "'");
-  }
-  header.metadata.erase(field);
-}
-
 /// Sorts the tensors by their bytes and checks that these fill the file.
 void check_cover(SafetensorsHeader& header, std::int64_t data_bytes) {
   std::sort(header.tensors.begin(), header.tensors.end(), [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
@@ -306,35 +197,17 @@ void check_cover(SafetensorsHeader& header, std::int64_t data_bytes) {
             before ? " with '" + *before + "'" : std::string());
 }
 
-std::string number_list(c10::IntArrayRef numbers, const char* separator) {
-  std::string text = "[";
-  for (const std::int64_t number : numbers) text += (text.size() == 1 ? "" : separator) + std::to_string(number);
-  return text + "]";
-}
-
-/// With the blanks that Python's json.dumps makes.
-std::string sharding_text(const SafetensorsHeader& header) {
-  std::string text = "{";
-  for (const SafetensorsTensor& tensor : header.tensors) {
-    text += (text.size() == 1 ? "" : ", ") + json_string(tensor.name) +
-            ": {\"saved_offsets\": " + number_list(tensor.saved_offsets.value(), ", ") + "}";
-  }
-  return text + "}";
-}
-
-void check_tensor_to_write(const SafetensorsTensor& tensor, bool has_offsets) {
-  DCP_CHECK(safetensors_dtype(tensor.dtype), kUnsupported, "safetensors have no dtype ", dtype_name(tensor.dtype));
-  DCP_CHECK(tensor.name != kMetadataField, kInvalidArgument, "this name is taken by the form itself");
-  json_string(tensor.name);
-  DCP_CHECK(tensor.saved_offsets.has_value() == has_offsets, kInvalidArgument, "only some tensors have offsets");
-  DCP_CHECK(!has_offsets || tensor.saved_offsets->size() == tensor.sizes.size(), kInvalidArgument,
-            "its offsets are of another rank than its sizes");
-}
-
 }  // namespace
 
+int safetensors_form::dtype_rank(ScalarType dtype) {
+  for (std::size_t i = 0; i < std::size(kDtypes); ++i) {
+    if (dtype_from_name(kDtypes[i].dtype) == dtype) return static_cast<int>(i);
+  }
+  return -1;
+}
+
 std::optional<std::string_view> safetensors_dtype(ScalarType dtype) {
-  const int rank = rank_of(dtype);
+  const int rank = dtype_rank(dtype);
   if (rank < 0 || !kDtypes[rank].is_written) return std::nullopt;
   return kDtypes[rank].name;
 }
@@ -364,7 +237,7 @@ SafetensorsHeader read_safetensors_header(const RandomAccessFile& file, const Pa
     file.read_at(kLengthBytes, json);
     HeaderVisitor visitor(limits);
     try {
-      visit_json(as_text(json), kMaxDepth, visitor);
+      visit_json(as_text(json), kMaxJsonDepth, visitor);
     } catch (Error& error) {
       error.add_context("in the header of a safetensors file");
       throw;
@@ -376,67 +249,6 @@ SafetensorsHeader read_safetensors_header(const RandomAccessFile& file, const Pa
   check_cover(header, static_cast<std::int64_t>(file_bytes) - header.data_position);
   read_sharding(header, limits);
   return header;
-}
-
-SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsTensor> tensors) {
-  SafetensorsHeader header;
-  header.tensors = std::move(tensors);
-  const bool has_offsets = !header.tensors.empty() && header.tensors.front().saved_offsets.has_value();
-  FaultList faults;
-  for (const SafetensorsTensor& tensor : header.tensors) {
-    try {
-      check_tensor_to_write(tensor, has_offsets);
-    } catch (const Error& error) {
-      faults.add(error.kind(), tensor.name, error.what_without_backtrace());
-    }
-  }
-  faults.throw_if_any("cannot be written as safetensors", DCP_WHERE);
-  std::sort(header.tensors.begin(), header.tensors.end(), [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
-    return std::pair(-rank_of(a.dtype), std::string_view(a.name)) <
-           std::pair(-rank_of(b.dtype), std::string_view(b.name));
-  });
-  std::unordered_set<std::string_view> names;
-  std::int64_t end = 0;
-  for (SafetensorsTensor& tensor : header.tensors) {
-    DCP_CHECK(names.insert(tensor.name).second, kKey, "key '", tensor.name, "' is twice in one safetensors file");
-    const auto numel = checked_numel(tensor.sizes);
-    const auto bytes = numel ? checked_mul(*numel, element_bytes(tensor.dtype)) : std::nullopt;
-    const auto next = bytes ? checked_add(end, *bytes) : std::nullopt;
-    DCP_CHECK(next, kInvalidArgument, "key '", tensor.name, "': bytes of sizes ", to_string(tensor.sizes),
-              " overflow 64 bits");
-    tensor.position = end;
-    tensor.byte_count = *bytes;
-    end = *next;
-  }
-  return header;
-}
-
-Bytes encode_safetensors_header(const SafetensorsHeader& header) {
-  OrderedMap<std::string, std::string> metadata = header.metadata;
-  if (!header.tensors.empty() && header.tensors.front().saved_offsets) {
-    metadata.insert_or_assign("DCP_VERSION", "1.0");
-    metadata.insert_or_assign(std::string(kShardingField), sharding_text(header));
-  }
-  std::string json = "{";
-  if (!metadata.empty()) {
-    json += json_string(std::string(kMetadataField)) + ":{";
-    for (const auto& [name, value] : metadata) {
-      json += (json.back() == '{' ? "" : ",") + json_string(name) + ":" + json_string(value);
-    }
-    json += "}";
-  }
-  for (const SafetensorsTensor& tensor : header.tensors) {
-    json += (json.size() == 1 ? "" : ",") + json_string(tensor.name) + ":{\"dtype\":\"" +
-            std::string(safetensors_dtype(tensor.dtype).value()) + "\",\"shape\":" + number_list(tensor.sizes, ",") +
-            ",\"data_offsets\":" + number_list({tensor.position, tensor.position + tensor.byte_count}, ",") + "}";
-  }
-  json += "}";
-  json.resize((json.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
-  Bytes bytes;
-  bytes.reserve(kLengthBytes + json.size());
-  for (std::size_t i = 0; i < kLengthBytes; ++i) bytes.push_back(static_cast<std::uint8_t>(json.size() >> (8 * i)));
-  bytes.insert(bytes.end(), json.begin(), json.end());
-  return bytes;
 }
 
 }  // namespace dcp

@@ -28,11 +28,13 @@ struct SafetensorsTensor {
   std::optional<Sizes> saved_offsets;
   std::int64_t position = 0;  ///< of the first byte, counted from the first of all elements
   std::int64_t byte_count = 0;
+  /// Of the whole tensor, [ndim]; nothing: not told, as in PyTorch's files. Only with `saved_offsets`.
+  std::optional<Sizes> global_size = {};
 };
 
 struct SafetensorsHeader {
   std::vector<SafetensorsTensor> tensors;         ///< in the order of their bytes
-  OrderedMap<std::string, std::string> metadata;  ///< `__metadata__`, but for the parts' offsets
+  OrderedMap<std::string, std::string> metadata;  ///< `__metadata__`, but for the parts' places
   std::int64_t data_position = 0;                 ///< of the first of all elements in the file
 };
 
@@ -45,8 +47,8 @@ DCP_API std::optional<c10::ScalarType> dtype_from_safetensors(std::string_view n
 
 /// Reads and checks a file's header: that it lies in the file and is JSON of the right form without equal names; that
 /// dtype and shape make the bytes of each tensor; that the tensors lie one after another without overlap or hole up to
-/// the file's end; and that `DCP_SHARDING_INFO`, if there is one, has offsets of the right rank for each tensor.
-/// Unknown fields of a tensor are ignored, as the package does.
+/// the file's end; and that `DCP_SHARDING_INFO`, if there is one, has offsets of the right rank for each tensor, and
+/// where it has a global size, that the part lies in it. Unknown fields of a tensor are ignored, as the package does.
 ///
 /// Memory: the header, and a few times the bytes of its names.
 /// \throws dcp::Error kCorruptData; kUnsupported for a dtype that this LibTorch lacks. Messages name the tensor where
@@ -58,12 +60,12 @@ DCP_API SafetensorsHeader read_safetensors_header(const RandomAccessFile& file, 
 /// Lays tensors out as the package does: wider dtypes first, then by name. Sets their positions and byte counts.
 ///
 /// \throws dcp::Error naming all faults: kUnsupported for a dtype without a name in this form; kKey for equal names,
-///         kInvalidArgument for one that is no UTF-8 or `__metadata__`, for bytes that overflow 64 bits, and for
-///         offsets that only some tensors have.
+///         kInvalidArgument for one that is no UTF-8 or `__metadata__`, for bytes that overflow 64 bits, for offsets
+///         that only some tensors have, and for a part that does not lie in its global size.
 DCP_API SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsTensor> tensors);
 
 /// The bytes up to the first element, a multiple of 8: `metadata`, and, if the tensors have `saved_offsets`, what
-/// PyTorch adds of them.
+/// PyTorch adds of them, with the global sizes that are given.
 ///
 /// \pre The header comes from `lay_out_safetensors`; only its metadata was changed.
 DCP_API Bytes encode_safetensors_header(const SafetensorsHeader& header);

@@ -99,9 +99,9 @@ c10::ScalarType parse_storage_type(Ref node) {
   return *dtype;
 }
 
-c10::ScalarType parse_dtype(Ref node) {
+NamedDtype parse_dtype(Ref node) {
   check_kind(node, NodeKind::kGlobal, "dtype");
-  const auto dtype = node->module == "torch" ? dtype_from_name(node->text) : std::nullopt;
+  const auto dtype = node->module == "torch" ? named_dtype(node->text) : std::nullopt;
   DCP_CHECK(dtype.has_value(), kUnsupported, "the tensor's dtype is ", describe(node), ", which is not known here");
   return *dtype;
 }
@@ -116,6 +116,9 @@ void parse_view_bits(Ref node, PickledTensor& tensor) {
     check_kind(value, NodeKind::kBool, "metadata value");
     (name->text == "conj" ? tensor.is_conj : tensor.is_neg) = value->integer != 0;
   }
+  DCP_CHECK(tensor.newer_dtype == NewerDtype::kNone || !(tensor.is_conj || tensor.is_neg), kUnsupported,
+            "a lazily conjugated or negated tensor of dtype torch.",
+            dtype_name(NamedDtype{tensor.dtype, tensor.newer_dtype}), ", which this LibTorch lacks");
   DCP_CHECK(!tensor.is_conj || c10::isComplexType(tensor.dtype), kCorruptData, "a conjugated tensor of ",
             dtype_name(tensor.dtype));
 }
@@ -152,13 +155,14 @@ void check_inside_storage(PickledTensor& tensor) {
 }
 
 // The arguments that all calls begin with: storage, offset, sizes, strides.
-PickledTensor parse_place(Ref node, std::optional<c10::ScalarType> dtype, const ParseLimits& limits) {
+PickledTensor parse_place(Ref node, std::optional<NamedDtype> dtype, const ParseLimits& limits) {
   const auto& arguments = node->items;
   check_kind(arguments[0], NodeKind::kPersistentId, "storage");
   PickledStorage storage = parse_storage_id(arguments[0]);
   PickledTensor tensor;
   tensor.storage_key = std::move(storage.key);
-  tensor.dtype = dtype.value_or(storage.dtype);
+  tensor.dtype = dtype ? dtype->dtype : storage.dtype;
+  if (dtype) tensor.newer_dtype = dtype->newer;
   tensor.storage_bytes = storage.bytes;
   const std::int64_t unit = element_bytes(tensor.dtype);
   DCP_CHECK(storage.bytes % unit == 0, kCorruptData, "the tensor's storage has ", storage.bytes,

@@ -11,6 +11,7 @@
 #include "torch_dcp/pickle/value.h"
 #include "torch_dcp/pickle/writer.h"
 #include "torch_dcp/tensor/box.h"
+#include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
 
@@ -24,6 +25,7 @@ struct PickledTensor {
   std::int64_t storage_numel = 0;  ///< in elements of `dtype`
   std::int64_t storage_bytes = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;
+  NewerDtype newer_dtype = NewerDtype::kNone;  ///< what `dtype` stands for, as in NamedDtype
   Sizes sizes;
   Sizes strides;
   std::int64_t storage_offset = 0;  ///< in elements; 0 without elements

@@ -14,6 +14,7 @@
 #include "torch_dcp/base/limits.h"
 #include "torch_dcp/io/file_system.h"
 #include "torch_dcp/tensor/box.h"
+#include "torch_dcp/tensor/dtype.h"
 #include "torch_dcp/tensor/quantized.h"
 
 // One item of a data file: what torch.save writes for one tensor. The bytes are drawn in FORMAT.md beside this file.
@@ -47,13 +48,14 @@ DCP_API Bytes finish_tensor_item(const TensorItemFrame& frame, std::uint32_t crc
 /// What is in a tensor item, found without reading its elements; or where a tensor of a torch.save file lies.
 struct TensorItem {
   c10::ScalarType dtype = c10::ScalarType::Float;
-  Sizes sizes;                         ///< [ndim]
-  Sizes strides;                       ///< [ndim], in elements, non-negative; all inside the storage
-  std::int64_t storage_offset = 0;     ///< in elements; 0 without elements
-  bool is_conj = false;                ///< the stored elements are to be conjugated
-  bool is_neg = false;                 ///< the stored elements are to be negated
-  bool is_big_endian = false;          ///< the stored elements are to be swapped
-  std::optional<Quantizer> quantizer;  ///< of a quantized dtype
+  NewerDtype newer_dtype = NewerDtype::kNone;  ///< what `dtype` stands for, as in NamedDtype
+  Sizes sizes;                                 ///< [ndim]
+  Sizes strides;                               ///< [ndim], in elements, non-negative; all inside the storage
+  std::int64_t storage_offset = 0;             ///< in elements; 0 without elements
+  bool is_conj = false;                        ///< the stored elements are to be conjugated
+  bool is_neg = false;                         ///< the stored elements are to be negated
+  bool is_big_endian = false;                  ///< the stored elements are to be swapped
+  std::optional<Quantizer> quantizer;          ///< of a quantized dtype
 
   // Where the storage lies.
   bool is_stored = true;           ///< else deflated: only `read_storage` gives its bytes

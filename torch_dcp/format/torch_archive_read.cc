@@ -116,6 +116,9 @@ TensorItem locate_tensor(TensorLoader& loader, const SavedArchive& saved, const 
   const zip::Member& storage = storage_member(saved, tensor);
   TensorItem item;
   item.dtype = tensor.dtype;
+  item.newer_dtype = tensor.newer_dtype;
+  DCP_CHECK(item.newer_dtype != NewerDtype::kBComplex32 || !saved.is_big_endian, kUnsupported,
+            "a big-endian tensor of a complex dtype that this LibTorch lacks");
   item.sizes = tensor.sizes;
   item.strides = tensor.strides;
   item.storage_offset = tensor.storage_offset;

@@ -5,35 +5,16 @@
 #include <unordered_set>
 #include <utility>
 
-#include "torch_dcp/base/fault_list.h"
+#include "torch_dcp/model_state/module_parts_internal.h"
 
 namespace dcp {
 namespace {
 
-using TensorDict = torch::OrderedDict<std::string, at::Tensor>;
-
-void append(const std::string& prefix, const TensorDict& named, ModuleTensorKind kind, std::vector<ModuleTensor>& out) {
-  for (const auto& item : named) {
-    if (item.value().defined()) out.push_back({prefix + item.key(), item.value(), kind});
-  }
-}
-
 void visit(const std::string& prefix, const torch::nn::Module& module, std::vector<ModuleTensor>& out) {
-  append(prefix, module.named_parameters(/*recurse=*/false), ModuleTensorKind::kParameter, out);
-  append(prefix, module.named_buffers(/*recurse=*/false), ModuleTensorKind::kBuffer, out);
+  append_own_tensors(module, prefix, out);
   for (const auto& child : module.named_children()) {
     if (child.value()) visit(prefix + child.key() + ".", *child.value(), out);
   }
-}
-
-/// LibTorch refuses dots in names, but a parameter and a buffer, or a tensor and a child's, may still meet.
-void check_names(const std::vector<ModuleTensor>& tensors) {
-  FaultList faults;
-  std::unordered_set<std::string> seen;
-  for (const ModuleTensor& entry : tensors) {
-    if (!seen.insert(entry.fqn).second) faults.add(ErrorKind::kKey, entry.fqn, "names several tensors");
-  }
-  faults.throw_if_any("names in the module", DCP_WHERE);
 }
 
 }  // namespace
@@ -41,7 +22,9 @@ void check_names(const std::vector<ModuleTensor>& tensors) {
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
   std::vector<ModuleTensor> tensors;
   visit("", module, tensors);
-  check_names(tensors);
+  NameCheck names;
+  for (const ModuleTensor& entry : tensors) names.add(entry.fqn);
+  names.throw_if_doubled();
   return tensors;
 }
 

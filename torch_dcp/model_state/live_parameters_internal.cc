@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "torch_dcp/base/fault_list.h"
-#include "torch_dcp/model_state/fqn.h"
+#include "torch_dcp/model_state/layout_internal.h"
 
 namespace dcp {
 namespace {
@@ -68,10 +68,7 @@ void check_state_can_be_named(const LiveGroups& groups, const OptimizerAdapter& 
   FaultList faults;
   for (const auto& group : groups) {
     for (const OptimizerParameter* parameter : group) {
-      if (!parameter->layout) continue;
-      const Placements& placements = parameter->layout->placements;
-      if (std::any_of(placements.begin(), placements.end(),
-                      [](const Placement& p) { return p.kind != PlacementKind::kReplicate; })) {
+      if (parameter->layout && !is_replicated(parameter->layout->placements)) {
         faults.add(ErrorKind::kUnsupported, parameter->fqn,
                    "is a part of a parameter, and this optimizer has one state of all elements of its parameters, "
                    "which belongs to no part of the whole");
@@ -81,12 +78,22 @@ void check_state_can_be_named(const LiveGroups& groups, const OptimizerAdapter& 
   faults.throw_if_any("cannot name the state of the optimizer", DCP_WHERE);
 }
 
-std::vector<OptimizerParameter> optimizer_parameters(const torch::nn::Module& module) {
-  std::vector<OptimizerParameter> parameters;
-  for (ModuleTensor& entry : unique_parameters(module)) {
-    parameters.push_back({std::move(entry.fqn), std::move(entry.tensor), std::nullopt});
+void check_state_can_be_divided(const LiveGroups& groups, const OptimizerAdapter& adapter,
+                                const TensorSet& left_alone) {
+  if (!adapter.has_one_state_per_group() || left_alone.empty()) return;
+  FaultList faults;
+  for (const auto& group : groups) {
+    const auto is_outside = [&](const OptimizerParameter* parameter) {
+      return left_alone.contains(identity(parameter->tensor));
+    };
+    if (std::all_of(group.begin(), group.end(), is_outside)) continue;
+    for (const OptimizerParameter* parameter : group) {
+      if (!is_outside(parameter)) continue;
+      faults.add(ErrorKind::kUnsupported, parameter->fqn,
+                 "shares its state with parameters in the submodules, since this optimizer has one state of them all");
+    }
   }
-  return parameters;
+  faults.throw_if_any("cannot divide the state of the optimizer", DCP_WHERE);
 }
 
 std::shared_ptr<const OptimizerAdapter> find_adapter(const torch::optim::Optimizer& optimizer,

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "torch_dcp/model_state/optimizer_adapter.h"
@@ -23,8 +24,12 @@ LiveGroups find_live_groups(const std::vector<OptimizerParameter>& parameters,
 /// \throws dcp::Error kUnsupported, naming them, for parts of parameters whose optimizer has one state of all elements.
 void check_state_can_be_named(const LiveGroups& groups, const OptimizerAdapter& adapter);
 
-/// The parameters of a module under their first names.
-std::vector<OptimizerParameter> optimizer_parameters(const torch::nn::Module& module);
+/// Tensors by identity, as LibTorch's optimizers know them.
+using TensorSet = std::unordered_set<const void*>;
+
+/// \throws dcp::Error kUnsupported, naming them, for parameters outside of a call that is for others of their group,
+///         where the group has one state of all.
+void check_state_can_be_divided(const LiveGroups& groups, const OptimizerAdapter& adapter, const TensorSet& left_alone);
 
 /// The first adapter that handles the optimizer: of those given, then of the built-in ones.
 /// \throws dcp::Error kType naming the optimizer's type.

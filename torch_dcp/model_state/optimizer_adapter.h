@@ -63,6 +63,9 @@ struct FieldFault {
 /// that Python's optimizer of this name saves. An optimizer is added by deriving from this and passing the object in
 /// `OptimizerStateOptions::adapters`.
 ///
+/// LibTorch's objects must be cloneable (`OptimizerCloneableOptions`, `OptimizerCloneableParamState`): a load that
+/// fails puts back what they were.
+///
 /// Without state of its own, and none of its methods changes an optimizer but through what it is given to write to.
 /// Thread safety: all methods may be called at once.
 class DCP_API OptimizerAdapter {
@@ -106,7 +109,8 @@ class DCP_API OptimizerAdapter {
 
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
 
-  /// Makes `values` the state, tensors by handle; what `values` lacks is unset.
+  /// Makes `values` the state, tensors by handle, since their elements may come after this; what `values` lacks is
+  /// unset.
   /// \pre Names and kinds are those of `state_fields`, and `check_state` found nothing; a counter is an int, a number a
   ///      double.
   virtual void write_state(torch::optim::OptimizerParamState& state, const Dict& values) const = 0;

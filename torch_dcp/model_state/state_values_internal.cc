@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "torch_dcp/model_state/conversion_internal.h"
+#include "torch_dcp/model_state/layout_internal.h"
 #include "torch_dcp/model_state/optimizers/adapter_values_internal.h"
-#include "torch_dcp/tensor/device_mesh.h"
+#include "torch_dcp/state_dict/tensor_fit.h"
 
 namespace dcp {
 namespace {
@@ -92,31 +92,34 @@ class Taking {
 
   bool take_tensor(const Value& given, Value& into) {
     const bool is_part = given.kind() == ValueKind::kDTensor && target_.field.kind == StateFieldKind::kLikeParameter;
-    if (is_part && !check_layout(given.as_dtensor())) return false;
     if (!is_part && (!given.is_tensor() || !given.as_tensor().defined())) {
       return fail(ErrorKind::kType,
                   c10::str("a ", value_kind_name(given.kind()), " is given where a tensor is needed"));
     }
     const at::Tensor& local = is_part ? given.as_dtensor().local() : given.as_tensor();
+    if (!check_layout(is_part ? &given.as_dtensor() : nullptr)) return false;
+    if (local.is_meta() && !target_.parameter->tensor.is_meta()) {
+      return fail(ErrorKind::kUnsupported, "the given tensor is on the meta device, and has no elements");
+    }
+    const at::Tensor live = live_tensor(live_);
+    if (live.defined() && !why_not_writable(live).empty()) {
+      return fail(ErrorKind::kUnsupported, why_not_writable(live) + " cannot be written");
+    }
     into = local;
     return check_fits(key_, local, wanted_sizes(target_), wanted_dtype(target_, live_tensor(live_)), policy_, faults_,
                       report_);
   }
 
-  /// Parts of equal shape may be different parts.
-  bool check_layout(const DTensor& given) {
-    if (!target_.parameter->layout) {
-      return fail(ErrorKind::kType, "a DTensor is given, but the optimizer's parameter is a plain tensor");
+  /// \param given  Null for a plain tensor.
+  bool check_layout(const DTensor* given) {
+    const std::optional<DTensorLayout>& layout = target_.parameter->layout;
+    if (!layout) {
+      return given == nullptr ||
+             fail(ErrorKind::kType, "a DTensor is given, but the optimizer's parameter is a plain tensor");
     }
-    const DTensorLayout& layout = *target_.parameter->layout;
-    if (given.global_sizes() != layout.global_sizes) {
-      return fail(ErrorKind::kShape, c10::str("the given DTensor has shape ", c10::IntArrayRef(given.global_sizes()),
-                                              ", the parameter ", c10::IntArrayRef(layout.global_sizes)));
-    }
-    if (given.placements() != layout.placements || !(given.mesh() == *layout.mesh)) {
-      return fail(ErrorKind::kInvalidArgument, "the given DTensor is spread otherwise than the parameter");
-    }
-    return true;
+    if (target_.field.kind != StateFieldKind::kLikeParameter) return true;
+    const auto fault = given == nullptr ? plain_tensor_fault(*layout) : layout_fault(*given, *layout);
+    return !fault || fail(fault->kind, fault->text);
   }
 
   const StateTarget& target_;
@@ -127,18 +130,22 @@ class Taking {
   LoadReport& report_;
 };
 
-at::Tensor destination(const StateTarget& target, const at::Tensor& live) {
+/// The optimizer's own tensor if it fits, or a new one where the parameter is; for a parameter on the meta device,
+/// which gets memory by itself, where the given value is.
+at::Tensor destination(const StateTarget& target, const at::Tensor& live, const c10::Device& given) {
   const Sizes sizes = wanted_sizes(target);
   const c10::ScalarType dtype = wanted_dtype(target, live);
-  if (live.defined() && live.sizes() == c10::IntArrayRef(sizes) && live.scalar_type() == dtype) return live;
+  const bool has_memory = live.defined() && (!live.is_meta() || given.is_meta());
+  if (has_memory && live.sizes() == c10::IntArrayRef(sizes) && live.scalar_type() == dtype) return live;
   const at::Tensor parameter = target.parameter->tensor.detach();
-  if (target.field.kind == StateFieldKind::kLikeParameter) return at::empty_like(parameter, at::dtype(dtype));
-  return at::empty(sizes, parameter.options().dtype(dtype));
+  const at::TensorOptions options = at::dtype(dtype).device(parameter.is_meta() ? given : parameter.device());
+  if (target.field.kind == StateFieldKind::kLikeParameter) return at::empty_like(parameter, options);
+  return at::empty(sizes, options);
 }
 
 Value place(const StateTarget& target, const Value& taken, const Value* live, TensorCopies& copies) {
   if (!taken.is_tensor()) return taken;
-  at::Tensor held = destination(target, live_tensor(live));
+  at::Tensor held = destination(target, live_tensor(live), taken.as_tensor().device());
   copies.add(held, taken.as_tensor());
   return held;
 }

@@ -10,8 +10,8 @@
 #include "torch_dcp/model_state/live_parameters_internal.h"
 #include "torch_dcp/model_state/optimizer_adapter.h"
 #include "torch_dcp/model_state/optimizer_state_dict.h"
-#include "torch_dcp/model_state/tensor_copies_internal.h"
 #include "torch_dcp/state_dict/load_report.h"
+#include "torch_dcp/state_dict/tensor_copies.h"
 #include "torch_dcp/state_dict/value.h"
 
 namespace dcp {

@@ -12,16 +12,16 @@ DefaultLoadPlanner::DefaultLoadPlanner(LoadPlannerOptions options) : options_(op
 DefaultLoadPlanner::~DefaultLoadPlanner() = default;
 
 void DefaultLoadPlanner::set_up(StateDict& state, const Metadata& metadata, const LoadPlannerContext& context) {
-  set_up_flattened(state, flatten_state_dict(state, options_.flatten), metadata, context);
+  set_up_leaves(state, find_leaves(state, options_.flatten), metadata, context);
   if (options_.flatten == FlattenRule::kCurrent) take_old_keys();
 }
 
-void DefaultLoadPlanner::set_up_flattened(StateDict& state, FlatStateDict flat, const Metadata& metadata,
-                                          const LoadPlannerContext& context) {
+void DefaultLoadPlanner::set_up_leaves(StateDict& state, LeafPlaces leaves, const Metadata& metadata,
+                                       const LoadPlannerContext& context) {
   context_ = context;
   state_ = &state;
   metadata_ = &metadata;
-  flat_ = std::move(flat);
+  leaves_ = std::move(leaves);
   report_ = {};
   views_ = {};
   tied_.clear();
@@ -34,19 +34,19 @@ void DefaultLoadPlanner::set_up_flattened(StateDict& state, FlatStateDict flat, 
 void DefaultLoadPlanner::take_old_keys() {
   const auto& stored = metadata_->state_dict_metadata;
   const bool has_all =
-      std::all_of(flat_.begin(), flat_.end(), [&](const auto& leaf) { return stored.contains(leaf.first); });
+      std::all_of(leaves_.begin(), leaves_.end(), [&](const auto& leaf) { return stored.contains(leaf.first); });
   if (has_all) return;
-  FlatStateDict old = flatten_state_dict(*state_, FlattenRule::kUpTo2_3);
+  LeafPlaces old = find_leaves(*state_, FlattenRule::kUpTo2_3);
   std::vector<const Path*> taken;
   for (const auto& [key, leaf] : old) {
-    if (!flat_.contains(key) && stored.contains(key)) taken.push_back(&leaf.path);
+    if (!leaves_.contains(key) && stored.contains(key)) taken.push_back(&leaf.path);
   }
   if (taken.empty()) return;
   const auto is_below = [](const Path& path, const Path& above) {
     return path.size() > above.size() && std::equal(above.begin(), above.end(), path.begin());
   };
-  FlatStateDict merged;
-  for (auto& [key, leaf] : flat_) {
+  LeafPlaces merged;
+  for (auto& [key, leaf] : leaves_) {
     const auto above =
         std::find_if(taken.begin(), taken.end(), [&](const Path* path) { return is_below(leaf.path, *path); });
     if (above == taken.end()) {
@@ -56,7 +56,7 @@ void DefaultLoadPlanner::take_old_keys() {
       merged.insert(old_key, *old.find(old_key));
     }
   }
-  flat_ = std::move(merged);
+  leaves_ = std::move(merged);
 }
 
 LoadPlan DefaultLoadPlanner::create_local_plan() {
@@ -66,10 +66,12 @@ LoadPlan DefaultLoadPlanner::create_local_plan() {
   tied_.clear();
   FaultList faults;
   LoadPlan plan;
+  plan.items.reserve(leaves_.size());
+  views_.reserve(leaves_.size());
   LeafLoader loader(options_, *metadata_, faults, report_, plan, views_, tied_);
-  for (const auto& [key, leaf] : flat_) loader.add(key, leaf.value);
+  for (const auto& [key, leaf] : leaves_) loader.add(key, *leaf.value);
   for (const auto& entry : metadata_->state_dict_metadata) {
-    if (!flat_.contains(entry.first)) report_.unexpected.push_back(entry.first);
+    if (!leaves_.contains(entry.first)) report_.unexpected.push_back(entry.first);
   }
   faults.throw_if_any("the checkpoint does not fit the destination", DCP_WHERE);
   return plan;
@@ -96,27 +98,27 @@ at::Tensor DefaultLoadPlanner::resolve_tensor(const ReadItem& item) {
 void DefaultLoadPlanner::commit_tensor(const ReadItem& item, const at::Tensor& tensor) {
   // The filled tensor is an alias of the destination already, but a quantizer belongs to one handle only.
   if (!tensor.is_quantized()) return;
-  const FlatLeaf* leaf = flat_.find(item.dest_index.fqn);
+  const LeafPlace* leaf = leaves_.find(item.dest_index.fqn);
   if (leaf == nullptr) return;
   const std::lock_guard lock(objects_mutex_);  // Tied tensors are one.
-  if (const auto* plain = std::get_if<at::Tensor>(&leaf->value.storage())) {
+  if (const auto* plain = std::get_if<at::Tensor>(&leaf->value->storage())) {
     set_quantizer(*plain, quantizer_of(tensor));
-  } else if (const auto* distributed = std::get_if<DTensor>(&leaf->value.storage())) {
+  } else if (const auto* distributed = std::get_if<DTensor>(&leaf->value->storage())) {
     set_quantizer(distributed->local(), quantizer_of(tensor));
   }
 }
 
 void DefaultLoadPlanner::load_object(const ReadItem& item, Value value) {
   const std::string& key = item.dest_index.fqn;
-  const FlatLeaf* leaf = flat_.find(key);
+  const LeafPlace* leaf = leaves_.find(key);
   DCP_CHECK(leaf != nullptr, kKey, "no destination '", key, "' in the state dict");
-  const bool is_emptied = options_.flatten == FlattenRule::kCurrent && leaf->value.is_dict() &&
-                          !leaf->value.as_dict().empty() && value.is_dict() && value.as_dict().empty();
+  const bool is_emptied = options_.flatten == FlattenRule::kCurrent && leaf->value->is_dict() &&
+                          !leaf->value->as_dict().empty() && value.is_dict() && value.as_dict().empty();
   if (is_emptied) {
-    refuse_emptied(key, leaf->value.as_dict());
+    refuse_emptied(key, leaf->value->as_dict());
     return;
   }
-  Value accepted = accept_object(key, leaf->value, std::move(value));
+  Value accepted = accept_object(key, *leaf->value, std::move(value));
   const std::lock_guard lock(objects_mutex_);
   objects_.insert_or_assign(key, std::move(accepted));
 }
@@ -148,13 +150,16 @@ void DefaultLoadPlanner::check_tied() const {
 void DefaultLoadPlanner::commit_objects() {
   check_tied();
   const std::lock_guard lock(objects_mutex_);
+  // All are found before the first is changed. (What stands inside another value that is changed was no leaf.)
+  std::vector<Value*> destinations;
   for (auto& [key, value] : objects_) {
-    const Path& path = flat_.find(key)->path;
-    Value* destination = get_element(*state_, path);
-    DCP_CHECK(destination != nullptr, kState, "key '", key, "': ", describe(path),
+    const Path& path = leaves_.find(key)->path;
+    destinations.push_back(get_element(*state_, path));
+    DCP_CHECK(destinations.back() != nullptr, kState, "key '", key, "': ", describe(path),
               " has gone from the state dict during the load");
-    *destination = std::move(value);
   }
+  std::size_t number = 0;
+  for (auto& [key, value] : objects_) *destinations[number++] = std::move(value);
   objects_ = {};
 }
 

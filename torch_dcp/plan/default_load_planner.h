@@ -21,6 +21,9 @@ struct LoadPlannerOptions {
   /// Elements that no stored chunk covers stay as they are, instead of an error. For checkpoints
   /// saved without collectives, where each rank knows only its own chunks.
   bool allow_uncovered = false;
+  /// A tensor of a dtype that this LibTorch lacks loads into one of unsigned integers of the same width, as its bits,
+  /// and is reported as converted. Off: it is kUnsupported. Other tensors load either way.
+  bool missing_dtypes_as_bits = false;
 };
 
 struct TiedView;
@@ -56,10 +59,9 @@ class DCP_API DefaultLoadPlanner : public LoadPlanner {
   LoadReport report() const override { return report_; }
 
  protected:
-  /// Does what `set_up` does for destinations that are flat already; `state` must have them
-  /// at their paths.
-  void set_up_flattened(StateDict& state, FlatStateDict flat, const Metadata& metadata,
-                        const LoadPlannerContext& context);
+  /// Does what `set_up` does for destinations that were found already; `state` has them at their paths. Both outlive
+  /// the load, and stay where they are.
+  void set_up_leaves(StateDict& state, LeafPlaces leaves, const Metadata& metadata, const LoadPlannerContext& context);
 
  private:
   void take_old_keys();
@@ -71,7 +73,7 @@ class DCP_API DefaultLoadPlanner : public LoadPlanner {
   LoadPlannerContext context_;
   StateDict* state_ = nullptr;
   const Metadata* metadata_ = nullptr;
-  FlatStateDict flat_;
+  LeafPlaces leaves_;
   LoadReport report_;
   OrderedMap<MetadataIndex, at::Tensor, MetadataIndexHash> views_;
   std::vector<TiedView> tied_;
@@ -110,6 +112,7 @@ class DCP_API RebuildLoadPlanner : public DefaultLoadPlanner {
   /// Keys of objects at whose path other keys have values, with one of those keys: a rank had an
   /// empty Dict where another had entries.
   std::map<std::string, std::string> opened_;
+  Value nothing_;  ///< stands for those, which have no place of their own
 };
 
 }  // namespace dcp

@@ -99,17 +99,17 @@ DefaultSavePlanner::~DefaultSavePlanner() = default;
 void DefaultSavePlanner::set_up(const StateDict& state, const SavePlannerContext& context) {
   views_ = {};
   context_ = context;
-  flat_ = flatten_state_dict(state, options_.flatten);
+  leaves_ = find_leaves(state, options_.flatten);
 }
 
 SavePlan DefaultSavePlanner::create_local_plan() {
   SavePlan plan;
-  plan.items.reserve(flat_.size());
+  plan.items.reserve(leaves_.size());
   views_ = {};
-  views_.reserve(flat_.size());
-  if (options_.flatten != FlattenRule::kTopLevel) plan.planner_data.emplace().reserve(flat_.size());
-  for (const auto& [key, leaf] : flat_) {
-    for (WriteItemAndView& offered : create_write_items(key, leaf.value)) {
+  views_.reserve(leaves_.size());
+  if (options_.flatten != FlattenRule::kTopLevel) plan.planner_data.emplace().reserve(leaves_.size());
+  for (const auto& [key, leaf] : leaves_) {
+    for (WriteItemAndView& offered : create_write_items(key, *leaf.value)) {
       if (offered.item.is_tensor()) views_.insert(offered.item.index, std::move(offered.view));
       plan.items.push_back(std::move(offered.item));
     }
@@ -141,9 +141,9 @@ at::Tensor DefaultSavePlanner::resolve_tensor(const WriteItem& item) const {
 }
 
 const Value& DefaultSavePlanner::resolve_object(const WriteItem& item) const {
-  const FlatLeaf* leaf = flat_.find(item.index.fqn);
+  const LeafPlace* leaf = leaves_.find(item.index.fqn);
   DCP_CHECK(leaf != nullptr, kKey, "no object '", item.index.fqn, "' in the state dict that is being saved");
-  return leaf->value;
+  return *leaf->value;
 }
 
 }  // namespace dcp

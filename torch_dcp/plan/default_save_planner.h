@@ -26,13 +26,13 @@ class DCP_API DefaultSavePlanner : public SavePlanner {
   const Value& resolve_object(const WriteItem& item) const override;
 
  protected:
-  const FlatStateDict& flat() const { return flat_; }
+  const LeafPlaces& leaves() const { return leaves_; }
   const SavePlannerContext& context() const { return context_; }
 
  private:
   SavePlannerOptions options_;
   SavePlannerContext context_;
-  FlatStateDict flat_;
+  LeafPlaces leaves_;
   /// Chunk views by item, made in create_local_plan.
   OrderedMap<MetadataIndex, at::Tensor, MetadataIndexHash> views_;
 };

@@ -14,18 +14,6 @@ std::string spell(const Sizes& sizes) { return to_string(c10::IntArrayRef(sizes)
 
 std::string kind_name(const Value& value) { return value_kind_name(value.kind()); }
 
-bool allows(DtypePolicy policy, ScalarType from, ScalarType to) {
-  switch (policy) {
-    case DtypePolicy::kExact:
-      return false;
-    case DtypePolicy::kLossless:
-      return converts_without_loss(from, to);
-    case DtypePolicy::kAny:
-      return true;
-  }
-  return false;
-}
-
 const char* policy_name(DtypePolicy policy) {
   switch (policy) {
     case DtypePolicy::kExact:
@@ -125,7 +113,7 @@ void LeafLoader::add_tensor(const std::string& key, const Value& destination, co
   }
   std::vector<LocalChunk> chunks = local_chunks(tensor);
   // A rank outside of the tensor's mesh has no dtype to compare.
-  if (!chunks.empty() && !check_dtype(key, stored.properties.dtype, chunks[0].view.scalar_type())) return;
+  if (!chunks.empty() && !check_dtype(key, stored.properties, chunks[0].view.scalar_type())) return;
   std::vector<Box> wanted;
   for (const LocalChunk& chunk : chunks) {
     wanted.push_back(chunk.box);
@@ -147,28 +135,53 @@ void LeafLoader::add_tensor(const std::string& key, const Value& destination, co
   }
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (wanted[i].empty()) continue;  // Read by nobody, and it may share its offset with a real one.
-    views_.insert({key, wanted[i].offsets, static_cast<std::int64_t>(i)}, untied(key, chunks[i].view));
+    views_.insert({key, wanted[i].offsets, static_cast<std::int64_t>(i)}, untied(key, std::move(chunks[i].view)));
   }
 }
 
-at::Tensor LeafLoader::untied(const std::string& key, const at::Tensor& view) {
-  const auto [begin, end] = owners_.equal_range(view.const_data_ptr());
-  const auto owner = std::find_if(begin, end, [&](const auto& entry) {
-    const at::Tensor& other = entry.second.second;
-    return other.sizes() == view.sizes() && other.strides() == view.strides();
-  });
-  if (owner == end) {
-    owners_.emplace(view.const_data_ptr(), std::pair(key, view));
+at::Tensor LeafLoader::untied(const std::string& key, at::Tensor view) {
+  const auto is_same = [&](std::size_t number) {
+    const at::Tensor& other = (views_.begin() + static_cast<std::ptrdiff_t>(number))->second;
+    return other.const_data_ptr() == view.const_data_ptr() && other.sizes() == view.sizes() &&
+           other.strides() == view.strides();
+  };
+  const std::size_t next = views_.size();
+  const std::size_t* owner = owners_.find(view.const_data_ptr());
+  if (owner == nullptr) {
+    owners_.insert(view.const_data_ptr(), next);
     return view;
   }
-  tied_.push_back({key, owner->second.first, view, view.clone()});
-  return tied_.back().other;
+  if (!is_same(*owner)) {
+    const auto other = std::find_if(other_owners_.begin(), other_owners_.end(), is_same);
+    if (other == other_owners_.end()) {
+      other_owners_.push_back(next);
+      return view;
+    }
+    owner = &*other;
+  }
+  const std::string& first_key = (views_.begin() + static_cast<std::ptrdiff_t>(*owner))->first.fqn;
+  at::Tensor copy = view.clone();
+  tied_.push_back({key, first_key, std::move(view), copy});
+  return copy;
 }
 
-bool LeafLoader::check_dtype(const std::string& key, ScalarType stored, ScalarType wanted) {
-  if (stored == wanted) return true;
+bool LeafLoader::check_newer_dtype(const std::string& key, const TensorProperties& stored, ScalarType wanted) {
+  if (options_.missing_dtypes_as_bits && stored.dtype == wanted) {
+    report_.converted.push_back({key, dtype_name(stored), dtype_name(wanted)});
+    return true;
+  }
+  faults_.add(ErrorKind::kUnsupported, key,
+              "stored dtype " + dtype_name(stored) +
+                  ", which this LibTorch lacks; `missing_dtypes_as_bits` loads it into " + dtype_name(stored.dtype) +
+                  ", and the destination is of " + dtype_name(wanted));
+  return false;
+}
+
+bool LeafLoader::check_dtype(const std::string& key, const TensorProperties& stored, ScalarType wanted) {
+  if (stored.newer_dtype != NewerDtype::kNone) return check_newer_dtype(key, stored, wanted);
+  if (stored.dtype == wanted) return true;
   // Numbers have no quantizer; and what a quantized destination has is to be the stored one's.
-  if (!c10::isQIntType(wanted) && allows(options_.dtype_policy, stored, wanted)) {
+  if (!c10::isQIntType(wanted) && may_convert(stored.dtype, wanted, options_.dtype_policy)) {
     report_.converted.push_back({key, dtype_name(stored), dtype_name(wanted)});
     return true;
   }

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -50,8 +50,9 @@ class LeafLoader {
   void add_tensor(const std::string& key, const Value& destination, const TensorStorageMetadata& stored);
   void add_object(const std::string& key, const Value& destination);
   /// The view to read into: the destination itself, or memory of its own if an earlier key has the destination.
-  at::Tensor untied(const std::string& key, const at::Tensor& view);
-  bool check_dtype(const std::string& key, c10::ScalarType stored, c10::ScalarType wanted);
+  at::Tensor untied(const std::string& key, at::Tensor view);
+  bool check_newer_dtype(const std::string& key, const TensorProperties& stored, c10::ScalarType wanted);
+  bool check_dtype(const std::string& key, const TensorProperties& stored, c10::ScalarType wanted);
   void check_coverage(const std::string& key, const TensorStorageMetadata& stored, const std::vector<Box>& wanted,
                       const std::vector<ReadItem>& items);
   bool check_stored(const MetadataIndex& index);
@@ -65,8 +66,10 @@ class LeafLoader {
   LoadPlan& plan_;
   ChunkViews& views_;
   std::vector<TiedView>& tied_;
-  /// By their first byte: the views that are read into, and their keys.
-  std::unordered_multimap<const void*, std::pair<std::string, at::Tensor>> owners_;
+  /// By their first byte: a view that is read into, as its number in `views_`; and those that share it with another
+  /// shape.
+  OrderedMap<const void*, std::size_t> owners_;
+  std::vector<std::size_t> other_owners_;
   std::optional<std::vector<std::string_view>> sorted_keys_;  ///< of the checkpoint; made when needed
 };
 

@@ -16,15 +16,15 @@ namespace {
 std::string describe(const StorageMetadata& entry) {
   const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
   if (!tensor) return "an object";
-  return c10::str("a ", dtype_name(tensor->properties.dtype), " tensor of size ",
-                  to_string(c10::IntArrayRef(tensor->size)));
+  return c10::str("a ", dtype_name(tensor->properties), " tensor of size ", to_string(c10::IntArrayRef(tensor->size)));
 }
 
 bool is_alike(const StorageMetadata& a, const StorageMetadata& b) {
   const auto* tensor = std::get_if<TensorStorageMetadata>(&a);
   const auto* other = std::get_if<TensorStorageMetadata>(&b);
   if (!tensor || !other) return !tensor && !other;
-  return tensor->size == other->size && tensor->properties.dtype == other->properties.dtype;
+  return tensor->size == other->size && tensor->properties.dtype == other->properties.dtype &&
+         tensor->properties.newer_dtype == other->properties.newer_dtype;
 }
 
 class Merge {

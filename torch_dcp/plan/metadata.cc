@@ -21,4 +21,8 @@ const Box* find_chunk(const Metadata& metadata, const MetadataIndex& index) {
   return nullptr;
 }
 
+std::string dtype_name(const TensorProperties& properties) {
+  return dtype_name(NamedDtype{properties.dtype, properties.newer_dtype});
+}
+
 }  // namespace dcp

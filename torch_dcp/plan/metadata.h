@@ -11,6 +11,7 @@
 #include "torch_dcp/base/ordered_map.h"
 #include "torch_dcp/state_dict/path.h"
 #include "torch_dcp/tensor/box.h"
+#include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
 
@@ -40,12 +41,18 @@ enum class MemoryFormat : std::uint8_t { kContiguous = 0, kChannelsLast = 1, kPr
 /// What PyTorch records of a tensor beside its size. Only `dtype` means something to a reader.
 struct TensorProperties {
   c10::ScalarType dtype = c10::ScalarType::Float;
+  /// What the stored dtype is if this LibTorch lacks it; `dtype` is then the unsigned integer of its width, and the
+  /// elements are its bits.
+  NewerDtype newer_dtype = NewerDtype::kNone;
   bool requires_grad = false;
   MemoryFormat memory_format = MemoryFormat::kContiguous;
   bool pin_memory = false;
 
   friend bool operator==(const TensorProperties&, const TensorProperties&) = default;
 };
+
+/// Python's name of the stored dtype.
+DCP_API std::string dtype_name(const TensorProperties& properties);
 
 /// The stored chunks of one tensor.
 struct TensorStorageMetadata {

@@ -76,7 +76,8 @@ class DCP_API LoadPlanner {
  public:
   virtual ~LoadPlanner();
 
-  /// \param state     The destinations; must stay alive until the load ends.
+  /// \param state     The destinations; must stay alive until the load ends, and nothing else may add or remove
+  /// entries.
   /// \param metadata  Must stay alive too.
   virtual void set_up(StateDict& state, const Metadata& metadata, const LoadPlannerContext& context) = 0;
 

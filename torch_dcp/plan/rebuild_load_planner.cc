@@ -86,8 +86,13 @@ PlannedLeaves select_leaves(const Metadata& metadata, const std::set<std::string
   return leaves;
 }
 
-/// Why tensors of a dtype cannot be rebuilt; nothing if they can.
-std::optional<std::string> find_dtype_fault(ScalarType dtype) {
+/// Why a tensor cannot be rebuilt for its dtype; nothing if it can.
+std::optional<std::string> find_dtype_fault(const TensorProperties& properties) {
+  const ScalarType dtype = properties.dtype;
+  if (properties.newer_dtype != NewerDtype::kNone) {
+    return "this LibTorch has no dtype " + dtype_name(properties) + " (a load into a tensor of " + dtype_name(dtype) +
+           " with `missing_dtypes_as_bits` gives its bits)";
+  }
   const bool is_packed = c10::isQIntType(dtype) && !is_quantized_dtype(dtype);
   if (dtype == ScalarType::Undefined || c10::isBitsType(dtype) || is_packed) {
     return std::string("a tensor of dtype ") + c10::toString(dtype) + " cannot be rebuilt";
@@ -108,7 +113,7 @@ void check_tensors(const PlannedLeaves& leaves) {
   std::optional<std::int64_t> total_bytes = 0;
   for (const auto& [key, leaf] : leaves) {
     if (leaf.tensor == nullptr) continue;
-    if (const auto fault = find_dtype_fault(leaf.tensor->properties.dtype)) {
+    if (const auto fault = find_dtype_fault(leaf.tensor->properties)) {
       faults.add(ErrorKind::kUnsupported, key, *fault);
     } else if (const auto chunk_fault = find_chunk_fault(*leaf.tensor, /*must_cover=*/true)) {
       faults.add(ErrorKind::kCorruptData, key, *chunk_fault);
@@ -248,16 +253,19 @@ void RebuildLoadPlanner::set_up(StateDict& state, const Metadata& metadata, cons
   check_tensors(leaves);
   PathCheck(leaves, opened_).run();
   Dict rebuilt;
-  FlatStateDict flat;
-  flat.reserve(leaves.size());
   for (const auto& [key, leaf] : leaves) {
+    if (opened_.contains(key)) continue;
     Value destination;
     if (leaf.tensor != nullptr) destination = make_destination_(key, *leaf.tensor);
-    if (!opened_.contains(key)) set_element(rebuilt, leaf.path, destination);
-    flat.insert(key, {leaf.path, std::move(destination)});
+    set_element(rebuilt, leaf.path, std::move(destination));
   }
   state = std::move(rebuilt);
-  set_up_flattened(state, std::move(flat), metadata, context);
+  LeafPlaces places;
+  places.reserve(leaves.size());
+  for (const auto& [key, leaf] : leaves) {
+    places.insert(key, {leaf.path, opened_.contains(key) ? &nothing_ : get_element(std::as_const(state), leaf.path)});
+  }
+  set_up_leaves(state, std::move(places), metadata, context);
 }
 
 void RebuildLoadPlanner::load_object(const ReadItem& item, Value value) {

@@ -212,6 +212,7 @@ void get(Decoder& in, Box& box) {
 
 void put(Encoder& out, const TensorProperties& properties) {
   out.u8(static_cast<std::uint8_t>(properties.dtype));
+  out.u8(static_cast<std::uint8_t>(properties.newer_dtype));
   out.u8(properties.requires_grad ? 1 : 0);
   out.u8(static_cast<std::uint8_t>(properties.memory_format));
   out.u8(properties.pin_memory ? 1 : 0);
@@ -219,6 +220,7 @@ void put(Encoder& out, const TensorProperties& properties) {
 
 void get(Decoder& in, TensorProperties& properties) {
   properties.dtype = in.enumerator<c10::ScalarType>(static_cast<int>(c10::ScalarType::NumOptions), "dtype");
+  properties.newer_dtype = in.enumerator<NewerDtype>(static_cast<int>(NewerDtype::kBComplex32) + 1, "newer dtype");
   properties.requires_grad = in.boolean();
   properties.memory_format = in.enumerator<MemoryFormat>(3, "memory format");
   properties.pin_memory = in.boolean();

@@ -1,6 +1,10 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
+
+#include "torch_dcp/base/export.h"
 
 namespace dcp {
 
@@ -10,5 +14,9 @@ enum class DtypePolicy : std::uint8_t {
   kLossless,  ///< convert if every stored value has an equal in the destination's dtype
   kAny,       ///< convert as `Tensor::to` does
 };
+
+/// Whether the policy converts tensors of `from` into another dtype `to`.
+/// \throws dcp::Error kInvalidArgument for a number that is no policy.
+DCP_API bool may_convert(c10::ScalarType from, c10::ScalarType to, DtypePolicy policy);
 
 }  // namespace dcp

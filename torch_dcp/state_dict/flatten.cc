@@ -36,21 +36,30 @@ void place_leaf(Dict& root, const FlatLeaf& leaf) {
 
 }  // namespace
 
-FlatStateDict flatten_state_dict(const Dict& state, FlattenRule rule) {
-  FlatStateDict flat;
+LeafPlaces find_leaves(const Dict& state, FlattenRule rule) {
+  LeafPlaces leaves;
+  leaves.reserve(state.size());
   Clashes clashes;
   visit_leaves(
       state,
       [&](const Path& path, const Value& value) {
-        const std::string key = flat_key(path);
-        if (const FlatLeaf* first = flat.find(key)) {
+        std::string key = flat_key(path);
+        if (const LeafPlace* first = leaves.find(key)) {
           note_clash(clashes, key, first->path, path);
         } else {
-          flat.insert(key, {path, value});
+          leaves.insert(std::move(key), {path, &value});
         }
       },
       rule);
   if (!clashes.empty()) throw_clashes(clashes);
+  return leaves;
+}
+
+FlatStateDict flatten_state_dict(const Dict& state, FlattenRule rule) {
+  LeafPlaces leaves = find_leaves(state, rule);
+  FlatStateDict flat;
+  flat.reserve(leaves.size());
+  for (auto& [key, leaf] : leaves) flat.insert(key, {std::move(leaf.path), *leaf.value});
   return flat;
 }
 

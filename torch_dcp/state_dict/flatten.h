@@ -9,6 +9,15 @@
 
 namespace dcp {
 
+/// A leaf where it stands in its state dict.
+struct LeafPlace {
+  Path path;
+  const Value* value = nullptr;  ///< in the state dict
+};
+
+/// Flat key -> leaf, in the order of traversal. Valid until the state dict's structure changes.
+using LeafPlaces = OrderedMap<std::string, LeafPlace>;
+
 /// One leaf of a flattened state dict.
 struct FlatLeaf {
   Path path;
@@ -28,12 +37,16 @@ using FlatStateDict = OrderedMap<std::string, FlatLeaf>;
 /// Source: torch/distributed/checkpoint/_nested_dict.py, _traverse.py (2.14.1).
 DCP_API FlatStateDict flatten_state_dict(const Dict& state, FlattenRule rule = FlattenRule::kCurrent);
 
+/// The same without a copy of the leaves: a copied handle of a tensor costs a cache miss, which is what planning many
+/// small tensors consists of. Throws and collective: as flatten_state_dict.
+DCP_API LeafPlaces find_leaves(const Dict& state, FlattenRule rule = FlattenRule::kCurrent);
+
 /// The reverse: rebuilds the nested dict from the leaves' paths.
 ///
 /// Integer keys come back as such if their paths have them so; types of containers that flattening
 /// opened are those that the paths tell.
 ///
-/// \throws dcp::Error kKey or kCorruptData as `set_element` does, naming the flat key; kKey too if a
+/// \throws dcp::Error kType or kCorruptData as `set_element` does, naming the flat key; kKey if a
 ///         leaf would replace another value.
 DCP_API Dict unflatten_state_dict(const FlatStateDict& flat);
 

@@ -35,7 +35,7 @@ void check_path(const Path& path, std::int64_t max_list_index) {
 /// The place for step `i` of the path in its container, made if it is new.
 Value& place_in(Value& container, const Path& path, std::size_t i) {
   const bool fits = is_position(path[i]) ? container.is_list() : container.is_dict();
-  DCP_CHECK(fits, kKey, "path ", describe(path), " needs a ", is_position(path[i]) ? "list" : "dict", " at ",
+  DCP_CHECK(fits, kType, "path ", describe(path), " needs a ", is_position(path[i]) ? "list" : "dict", " at ",
             describe(prefix(path, i)), ", where a ", value_kind_name(container.kind()), " stands");
   if (!is_position(path[i])) return container.as_dict()[key_of(path[i])];
   List& list = container.as_list();

@@ -48,7 +48,7 @@ DCP_API std::string describe(const Path& path);
 /// A value that is there already is replaced. A None in a list counts as not being there; one in
 /// a dict is a value.
 ///
-/// \throws dcp::Error kKey if a step needs a dict where a list or value stands, or the reverse;
+/// \throws dcp::Error kType if a step needs a dict where a list or value stands, or the reverse;
 ///         kCorruptData for an empty path, a negative or too large position, a list position
 ///         at the root. `root` is unchanged then.
 DCP_API void set_element(Dict& root, const Path& path, Value value, std::int64_t max_list_index = 16'000'000);

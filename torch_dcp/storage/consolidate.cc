@@ -15,6 +15,7 @@
 #include "torch_dcp/storage/item_reader_internal.h"
 #include "torch_dcp/storage/safetensors_folder_internal.h"
 #include "torch_dcp/storage/safetensors_folder_writer.h"
+#include "torch_dcp/storage/safetensors_stamp_internal.h"
 #include "torch_dcp/tensor/box_pieces.h"
 #include "torch_dcp/tensor/dtype.h"
 
@@ -120,14 +121,15 @@ void write_file(OutputFile& file, const PieceReader& reader, std::size_t threads
   file.out->close();
 }
 
+using SpecsByFile = std::map<std::int64_t, std::vector<SafetensorsSpec>>;
+
 /// The tensors of each file, in the order of the mapping; without one, of the stored keys.
-std::map<std::int64_t, std::vector<SafetensorsSpec>> specs_by_file(const Metadata& metadata,
-                                                                   const FqnToIndex& mapping) {
+SpecsByFile specs_by_file(const Metadata& metadata, const FqnToIndex& mapping) {
   const auto spec_of = [&](const std::string& key, const StorageMetadata& entry) {
     const auto& tensor = std::get<TensorStorageMetadata>(entry);
     return SafetensorsSpec{key, tensor.properties.dtype, tensor.size};
   };
-  std::map<std::int64_t, std::vector<SafetensorsSpec>> specs;
+  SpecsByFile specs;
   FaultList faults;
   for (const auto& [key, entry] : metadata.state_dict_metadata) {
     if (mapping.empty()) {
@@ -146,12 +148,12 @@ std::map<std::int64_t, std::vector<SafetensorsSpec>> specs_by_file(const Metadat
   return specs;
 }
 
-std::vector<OutputFile> begin_files(SafetensorsFolderWriter& output, const Metadata& metadata,
+std::vector<OutputFile> begin_files(SafetensorsFolderWriter& output, SpecsByFile specs_of,
                                     const ConsolidateOptions& options) {
   std::int64_t largest = 1;
   for (const auto& [key, number] : options.fqn_to_index_mapping) largest = std::max(largest, number);
   std::vector<OutputFile> files;
-  for (auto& [number, specs] : specs_by_file(metadata, options.fqn_to_index_mapping)) {
+  for (auto& [number, specs] : specs_of) {
     OutputFile file;
     file.out = output.begin_file(safetensors_file_name(number, largest), std::move(specs));
     for (const SafetensorsSpec& spec : file.out->order()) {
@@ -174,8 +176,13 @@ void consolidate_safetensors(const std::string& input, const std::string& output
   const std::shared_ptr<FileSystem> files = options.file_system ? options.file_system : local_file_system();
   SafetensorsFolder folder(input, files, options.limits);
   const Metadata metadata = folder.read_metadata();
-  SafetensorsFolderWriter writer(output, {options.overwrite, options.sync_files, files});
-  std::vector<OutputFile> outputs = begin_files(writer, metadata, options);
+  const std::string save_id = metadata.storage_meta ? metadata.storage_meta->save_id.value_or("") : "";
+  DCP_CHECK(options.save_id.empty() || save_id == options.save_id, kIo, input, ": the shards are of ",
+            spell_save(save_id), ", not of save ", options.save_id, " any more: another save has taken over");
+  SpecsByFile specs = specs_by_file(metadata, options.fqn_to_index_mapping);
+  SafetensorsFolderWriter writer(
+      output, {options.overwrite, options.sync_files, files, options.save_id, static_cast<std::int64_t>(specs.size())});
+  std::vector<OutputFile> outputs = begin_files(writer, std::move(specs), options);
   const PieceReader reader(folder, metadata, options.buffer_bytes);
   const std::size_t readers = std::max<std::size_t>(1, options.thread_count / std::max<std::size_t>(1, outputs.size()));
   run_parallel(options.thread_count, outputs.size(),

@@ -1,7 +1,6 @@
 #include "torch_dcp/storage/filesystem_reader.h"
 
 #include <algorithm>
-#include <cctype>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -24,6 +23,7 @@
 #include "torch_dcp/storage/item_reader_internal.h"
 #include "torch_dcp/storage/item_stream_internal.h"
 #include "torch_dcp/storage/read_ahead_file_internal.h"
+#include "torch_dcp/storage/save_id_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
@@ -51,12 +51,6 @@ auto with_place(const SpellPlace& spell_place, const Call& call) {
   } catch (const std::bad_alloc&) {
     DCP_THROW(kIo, spell_place(), ": out of memory");
   }
-}
-
-/// A save id that may be part of a file name: others come from foreign files.
-bool is_plain_id(const std::string& id) {
-  return !id.empty() && id.size() <= 64 &&
-         std::all_of(id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; });
 }
 
 /// Whether an item of `length` bytes can be a tensor of the usual form: cheap, and sure that such a form can be made.
@@ -255,7 +249,8 @@ FileSystemReader::StoredTensor FileSystemReader::open_tensor(const MetadataIndex
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata_->state_dict_metadata.find(index.fqn));
   StoredTensor stored;
   stored.info = &info;
-  if (forms && may_have_form(tensor.properties.dtype, chunk->sizes, bytes.length)) {
+  const bool is_own = tensor.properties.newer_dtype == NewerDtype::kNone;
+  if (forms && is_own && may_have_form(tensor.properties.dtype, chunk->sizes, bytes.length)) {
     std::optional<TensorItem> item =
         forms->of(tensor.properties.dtype, chunk->sizes).open(*bytes.file, bytes.offset, bytes.length);
     if (item) {
@@ -264,8 +259,9 @@ FileSystemReader::StoredTensor FileSystemReader::open_tensor(const MetadataIndex
     }
   }
   stored.item = open_tensor_item(*bytes.file, bytes.offset, bytes.length, options_.limits);
-  DCP_CHECK(stored.item.dtype == tensor.properties.dtype, kCorruptData, "the item holds ",
-            dtype_name(stored.item.dtype), ", the metadata says ", dtype_name(tensor.properties.dtype));
+  const NamedDtype held{stored.item.dtype, stored.item.newer_dtype};
+  DCP_CHECK(held.dtype == tensor.properties.dtype && held.newer == tensor.properties.newer_dtype, kCorruptData,
+            "the item holds ", dtype_name(held), ", the metadata says ", dtype_name(tensor.properties));
   DCP_CHECK(stored.item.sizes == chunk->sizes, kCorruptData, "the item holds sizes ", to_string(stored.item.sizes),
             ", the metadata says ", to_string(chunk->sizes));
   return stored;
@@ -316,6 +312,7 @@ std::vector<const ReadItem*> FileSystemReader::in_file_order(const LoadPlan& pla
 
 void FileSystemReader::check(const LoadPlan& plan, LoadPlanner& planner) {
   FaultList faults;
+  opened_->tensors.reserve(plan.items.size());
   for (const ReadItem* item : in_file_order(plan)) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
     try {

@@ -10,15 +10,17 @@
 namespace dcp {
 namespace {
 
-SafetensorsHeader lay_out(std::vector<SafetensorsSpec> specs) {
+SafetensorsHeader lay_out(std::vector<SafetensorsSpec> specs, OrderedMap<std::string, std::string> metadata) {
   std::vector<SafetensorsTensor> tensors;
   tensors.reserve(specs.size());
   for (SafetensorsSpec& spec : specs) {
-    tensors.push_back({std::move(spec.name), spec.dtype, std::move(spec.sizes), std::move(spec.saved_offsets), 0, 0});
+    tensors.push_back({std::move(spec.name), spec.dtype, std::move(spec.sizes), std::move(spec.saved_offsets), 0, 0,
+                       std::move(spec.global_size)});
   }
   SafetensorsHeader header = lay_out_safetensors(std::move(tensors));
   // Some programs that load models refuse files that do not say so.
   header.metadata.insert("format", "pt");
+  for (auto& [name, value] : metadata) header.metadata.insert(std::move(name), std::move(value));
   return header;
 }
 
@@ -34,18 +36,18 @@ struct SafetensorsFileWriter::State {
 };
 
 SafetensorsFileWriter::SafetensorsFileWriter(FileSystem& files, std::string path, std::vector<SafetensorsSpec> tensors,
-                                             bool sync_file)
+                                             bool sync_file, OrderedMap<std::string, std::string> metadata)
     : state_(std::make_unique<State>()) {
   state_->path = std::move(path);
   state_->sync_file = sync_file;
-  SafetensorsHeader header = lay_out(std::move(tensors));
+  SafetensorsHeader header = lay_out(std::move(tensors), std::move(metadata));
   const Bytes head = encode_safetensors_header(header);
   auto end = static_cast<std::int64_t>(head.size());
   for (SafetensorsTensor& tensor : header.tensors) {
     state_->positions.push_back(end);
     end += tensor.byte_count;
-    state_->order.push_back(
-        {std::move(tensor.name), tensor.dtype, std::move(tensor.sizes), std::move(tensor.saved_offsets)});
+    state_->order.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.sizes),
+                             std::move(tensor.saved_offsets), std::move(tensor.global_size)});
   }
   state_->positions.push_back(end);
   state_->out = files.create_file(state_->path);

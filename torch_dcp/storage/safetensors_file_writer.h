@@ -10,6 +10,7 @@
 
 #include "torch_dcp/base/bytes.h"
 #include "torch_dcp/base/export.h"
+#include "torch_dcp/base/ordered_map.h"
 #include "torch_dcp/io/file_system.h"
 #include "torch_dcp/tensor/box.h"
 
@@ -22,6 +23,8 @@ struct SafetensorsSpec {
   Sizes sizes;  ///< of what the file holds, [ndim]
   /// Where that begins in the whole tensor, [ndim]; given for all tensors of a file or for none.
   std::optional<Sizes> saved_offsets = {};
+  /// Of the whole tensor, [ndim], so that a reader misses parts that are lost; only with `saved_offsets`.
+  std::optional<Sizes> global_size = {};
 };
 
 /// Writes one safetensors file, tensor by tensor, so that only one of them need be in memory.
@@ -32,10 +35,11 @@ class DCP_API SafetensorsFileWriter {
  public:
   /// Creates or truncates the file and writes its header.
   ///
+  /// \param metadata  Further entries of the header's `__metadata__`.
   /// \throws dcp::Error naming all faults: kUnsupported for a dtype that the form lacks, kKey for equal names,
   ///         kInvalidArgument; kIo. Nothing was created unless it is kIo.
   SafetensorsFileWriter(FileSystem& files, std::string path, std::vector<SafetensorsSpec> tensors,
-                        bool sync_file = true);
+                        bool sync_file = true, OrderedMap<std::string, std::string> metadata = {});
   ~SafetensorsFileWriter();
   SafetensorsFileWriter(const SafetensorsFileWriter&) = delete;
   SafetensorsFileWriter& operator=(const SafetensorsFileWriter&) = delete;

@@ -1,12 +1,19 @@
+// Which files of a folder are its checkpoint, and that they are of one save.
+//
+// A reader may look while a save replaces the folder (safetensors_commit.cc). It never takes a mixture: every file says
+// of which save it is and of how many files that consists, so that what it has found is one whole save or refused; the
+// metadata carries the save's id to all ranks, which compare it with each file that they open later.
+
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/base/fault_list.h"
-#include "torch_dcp/plan/validate.h"
 #include "torch_dcp/storage/safetensors_folder_internal.h"
+#include "torch_dcp/storage/safetensors_marker_internal.h"
 #include "torch_dcp/storage/safetensors_names_internal.h"
+#include "torch_dcp/storage/safetensors_parts_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
@@ -15,104 +22,16 @@ namespace {
 using safetensors_names::kIndex;
 
 constexpr std::size_t kMaxOpenFiles = 256;
-
-/// The parts of one tensor that were found.
-struct Parts {
-  TensorStorageMetadata tensor;  ///< `size` is the least that holds all parts
-  std::vector<StorageInfo> places;
-};
-
-/// Puts together the parts that the files hold.
-class PartTable {
- public:
-  void add(const std::string& file, const SafetensorsHeader& header) {
-    for (const SafetensorsTensor& tensor : header.tensors) add(file, header.data_position + tensor.position, tensor);
-  }
-
-  /// Checks that the parts of each tensor are all of it and hands them over. \throws dcp::Error naming all that are
-  /// not.
-  Metadata finish(const std::string& path) {
-    Metadata metadata;
-    for (auto& [name, parts] : tensors_) {
-      drop_empty_parts(parts);
-      std::vector<StorageInfo>& places = parts.places;
-      std::optional<std::string> fault = find_chunk_fault(parts.tensor, /*must_cover=*/true);
-      for (std::size_t i = 0; i < places.size() && !fault; ++i) {
-        const MetadataIndex index{name, parts.tensor.chunks[i].offsets, static_cast<std::int64_t>(i)};
-        if (!metadata.storage_data.insert(index, places[i])) fault = "its " + to_string(index) + " is there twice";
-      }
-      if (fault) {
-        faults_.add(ErrorKind::kCorruptData, name, *fault + "; it lies in " + files_of(parts));
-      } else {
-        metadata.state_dict_metadata.insert(name, std::move(parts.tensor));
-      }
-    }
-    faults_.throw_if_any("the safetensors of " + path + " make no checkpoint", DCP_WHERE);
-    return metadata;
-  }
-
- private:
-  void add(const std::string& file, std::int64_t position, const SafetensorsTensor& found) {
-    Box box;
-    box.sizes = found.sizes;
-    box.offsets = found.saved_offsets ? *found.saved_offsets : Sizes(found.sizes.size(), 0);
-    Parts* parts = tensors_.find(found.name);
-    if (parts == nullptr) {
-      parts = &tensors_[found.name];
-      parts->tensor.properties.dtype = found.dtype;
-      parts->tensor.size.assign(found.sizes.size(), 0);
-    }
-    TensorStorageMetadata& tensor = parts->tensor;
-    if (tensor.properties.dtype != found.dtype || tensor.size.size() != found.sizes.size()) {
-      faults_.add(ErrorKind::kCorruptData, found.name,
-                  c10::str(file, " has ", dtype_name(found.dtype), " ", to_string(found.sizes), ", ", files_of(*parts),
-                           " has ", dtype_name(tensor.properties.dtype), " of ", tensor.size.size(), " dimensions"));
-      return;
-    }
-    // The header's check has seen that these sums fit.
-    for (std::size_t d = 0; d < box.ndim(); ++d) {
-      tensor.size[d] = std::max(tensor.size[d], box.offsets[d] + box.sizes[d]);
-    }
-    tensor.chunks.push_back(std::move(box));
-    parts->places.push_back({file, position, found.byte_count, {}});
-  }
-
-  /// Empty shards have nothing to read, and the offset of one may be that of a part with elements. A tensor without any
-  /// keeps the first.
-  static void drop_empty_parts(Parts& parts) {
-    std::vector<Box>& chunks = parts.tensor.chunks;
-    const bool has_elements = std::any_of(chunks.begin(), chunks.end(), [](const Box& box) { return !box.empty(); });
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < chunks.size(); ++i) {
-      if (has_elements ? chunks[i].empty() : kept == 1) continue;
-      std::swap(chunks[kept], chunks[i]);
-      std::swap(parts.places[kept++], parts.places[i]);
-    }
-    chunks.resize(kept);
-    parts.places.resize(kept);
-  }
-
-  static std::string files_of(const Parts& parts) {
-    constexpr std::size_t kMaxNamed = 8;
-    std::set<std::string> names;
-    for (const StorageInfo& place : parts.places) names.insert(place.relative_path);
-    std::string text;
-    std::size_t count = 0;
-    for (const std::string& name : names) {
-      if (++count > kMaxNamed) return c10::str(text, " and ", names.size() - kMaxNamed, " others");
-      text += (count == 1 ? "" : ", ") + name;
-    }
-    return text;
-  }
-
-  OrderedMap<std::string, Parts> tensors_;
-  FaultList faults_;
-};
+constexpr const char* kTryAgain = ", or a save into the folder is just being committed (try again)";
 
 }  // namespace
 
-OpenSafetensors::OpenSafetensors(std::shared_ptr<const RandomAccessFile> file, const ParseLimits& limits)
-    : file_(std::move(file)), header_(read_safetensors_header(*file_, limits)) {
+OpenSafetensors::OpenSafetensors(std::string name, std::shared_ptr<const RandomAccessFile> file,
+                                 const ParseLimits& limits)
+    : name_(std::move(name)),
+      file_(std::move(file)),
+      header_(read_safetensors_header(*file_, limits)),
+      stamp_(stamp_of(header_)) {
   by_name_.reserve(header_.tensors.size());
   for (const SafetensorsTensor& tensor : header_.tensors) by_name_.emplace(tensor.name, &tensor);
 }
@@ -135,16 +54,27 @@ std::string SafetensorsFolder::path_of(const std::string& name) {
 
 std::shared_ptr<const OpenSafetensors> SafetensorsFolder::open(const std::string& name) {
   const std::lock_guard lock(mutex_);
+  if (auto opened = open_if_there(name)) return opened;
+  // A save may have given its file the name by now.
+  if (const auto final_name = safetensors_names::final_name(name)) {
+    if (auto opened = open_if_there(*final_name)) return opened;
+  }
+  DCP_THROW(kCorruptData, "the file ", path_of(name), " is missing", is_single_file() ? "" : kTryAgain);
+}
+
+std::shared_ptr<const OpenSafetensors> SafetensorsFolder::open_if_there(const std::string& name) {
   const auto found = opened_.find(name);
   if (found != opened_.end()) return found->second;
   const std::string path = path_of(name);
-  DCP_CHECK(files_->file_type(path) == FileType::kFile, kCorruptData, "the file ", path, " is missing");
+  if (files_->file_type(path) != FileType::kFile) return nullptr;
   try {
     // Links are followed: in the cache of a hub's client all files are links to where their bytes are kept.
-    auto opened = std::make_shared<OpenSafetensors>(files_->open_file(path), limits_);
+    auto opened = std::make_shared<OpenSafetensors>(name, files_->open_file(path), limits_);
     if (opened_.size() < kMaxOpenFiles) opened_.emplace(name, opened);
     return opened;
   } catch (c10::Error& error) {
+    const auto* const ours = dynamic_cast<const Error*>(&error);
+    if (ours != nullptr && ours->kind() == ErrorKind::kNotFound) return nullptr;  // gone since
     error.add_context("while reading the header of " + path);
     throw;
   }
@@ -155,11 +85,13 @@ void SafetensorsFolder::close_files() {
   opened_.clear();
 }
 
-std::vector<std::string> SafetensorsFolder::indexed_files(const std::vector<std::string>& names) {
+std::optional<std::vector<std::string>> SafetensorsFolder::indexed_files(const std::vector<std::string>& names) {
   const std::string path = join_path(path_, kIndex);
   try {
     index_ = decode_safetensors_index(read_whole_file(*files_, path, limits_.max_header_bytes), limits_);
   } catch (c10::Error& error) {
+    const auto* const ours = dynamic_cast<const Error*>(&error);
+    if (ours != nullptr && ours->kind() == ErrorKind::kNotFound) return std::nullopt;  // gone since
     error.add_context("while reading " + path);
     throw;
   }
@@ -177,20 +109,37 @@ std::vector<std::string> SafetensorsFolder::indexed_files(const std::vector<std:
       faults.add(ErrorKind::kCorruptData, name, "the index does not name this file, which is left from another save");
     }
   }
-  faults.throw_if_any(path + " does not agree with its folder", DCP_WHERE);
-  return {indexed.begin(), indexed.end()};
+  faults.throw_if_any(path + " does not agree with its folder" + kTryAgain, DCP_WHERE);
+  return std::vector<std::string>(indexed.begin(), indexed.end());
 }
 
 std::vector<std::string> SafetensorsFolder::checkpoint_files() {
+  constexpr int kMostLooks = 3;  // Saves that come to their end meanwhile are rare.
+  for (int look = 0; look < kMostLooks; ++look) {
+    if (auto names = look_for_files()) return *std::move(names);
+  }
+  DCP_THROW(kCorruptData, "saves into ", path_, " are just being committed (try again)");
+}
+
+std::optional<std::vector<std::string>> SafetensorsFolder::look_for_files() {
+  using safetensors_names::kUnfinished;
   has_index_ = false;
-  if (is_single_file()) return {path_.substr(path_.rfind('/') + 1)};
+  marked_save_id_.clear();
+  if (is_single_file()) return std::vector{path_.substr(path_.rfind('/') + 1)};
   const FileType type = files_->file_type(path_);
   DCP_CHECK(type != FileType::kNone, kNotFound, "incomplete checkpoint: ", path_, " does not exist");
   DCP_CHECK(type == FileType::kDirectory, kNotFound, "incomplete checkpoint: ", path_,
             " is neither a directory nor a file");
   std::vector<std::string> names = files_->list_directory(path_);
-  DCP_CHECK(!std::binary_search(names.begin(), names.end(), safetensors_names::kUnfinished), kNotFound,
-            "incomplete checkpoint: a save into ", path_, " did not end (", safetensors_names::kUnfinished, ")");
+  if (std::binary_search(names.begin(), names.end(), kUnfinished)) {
+    FoundMarker found = find_safetensors_marker(*files_, path_, limits_);
+    if (found.state == MarkerState::kNone) return std::nullopt;  // gone since
+    DCP_CHECK(found.state == MarkerState::kComplete, kNotFound, "incomplete checkpoint: a save into ", path_,
+              " did not end (", kUnfinished, ")");
+    marked_save_id_ = found.marker.save_id;
+    for (std::string& name : found.marker.files) name = safetensors_names::temporary_name(name, marked_save_id_);
+    return std::move(found.marker.files);
+  }
   has_index_ = std::binary_search(names.begin(), names.end(), kIndex);
   if (has_index_) return indexed_files(names);
   const bool has_shards = std::binary_search(names.begin(), names.end(), safetensors_names::kShardedFolder);
@@ -219,15 +168,44 @@ void SafetensorsFolder::check_index() {
                  file + " holds it, the index " + (indexed ? "says it is in " + *indexed : "does not name it"));
     }
   }
-  faults.throw_if_any(join_path(path_, kIndex) + " does not agree with its folder", DCP_WHERE);
+  faults.throw_if_any(join_path(path_, kIndex) + " does not agree with its folder" + kTryAgain, DCP_WHERE);
+}
+
+/// Says that files do not belong together, and why that may be.
+std::string SafetensorsFolder::mixture_text(const std::string& what) const {
+  return c10::str("files of two saves lie in ", path_,
+                  ", or a save into it is just being committed (try again): ", what);
 }
 
 Metadata SafetensorsFolder::read_metadata() {
   close_files();
-  PartTable parts;
-  for (const std::string& name : checkpoint_files()) parts.add(name, open(name)->header());
+  SafetensorsParts parts;
+  const std::vector<std::string> names = checkpoint_files();
+  std::shared_ptr<const OpenSafetensors> first;
+  for (const std::string& name : names) {
+    const auto opened = open(name);
+    if (!first) first = opened;
+    const std::string& save_id = opened->stamp().save_id;
+    DCP_CHECK(save_id == first->stamp().save_id, kCorruptData,
+              mixture_text(c10::str(first->name(), " is of ", spell_save(first->stamp().save_id), ", ", opened->name(),
+                                    " of ", spell_save(save_id))));
+    DCP_CHECK(marked_save_id_.empty() || save_id == marked_save_id_, kCorruptData,
+              mixture_text(c10::str(safetensors_names::kUnfinished, " is of ", spell_save(marked_save_id_), ", ",
+                                    opened->name(), " of ", spell_save(save_id))));
+    parts.add(opened->name(), opened->header());
+  }
   if (has_index_) check_index();
-  return parts.finish(path_);
+  const auto expected = first && !is_single_file() ? static_cast<std::size_t>(first->stamp().file_count) : 0;
+  std::string heading = "the safetensors of " + path_ + " make no checkpoint";
+  const bool has_all_files = expected == 0 || expected == names.size();
+  if (!has_all_files) heading += c10::str(": ", names.size(), " of the ", expected, " files of their save are there");
+  Metadata metadata = parts.finish(heading);
+  DCP_CHECK(has_all_files, kCorruptData, heading);
+  if (first && !first->stamp().save_id.empty()) {
+    metadata.storage_meta.emplace();
+    metadata.storage_meta->save_id = first->stamp().save_id;
+  }
+  return metadata;
 }
 
 const SafetensorsTensor& SafetensorsFolder::find_part(const OpenSafetensors& opened, const Metadata& metadata,
@@ -236,6 +214,9 @@ const SafetensorsTensor& SafetensorsFolder::find_part(const OpenSafetensors& ope
   const Box* chunk = find_chunk(metadata, index);
   DCP_CHECK(info && chunk, kInternal, to_string(index), " is no stored part");
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(index.fqn));
+  const std::string save_id = metadata.storage_meta ? metadata.storage_meta->save_id.value_or("") : "";
+  DCP_CHECK(opened.stamp().save_id == save_id, kCorruptData, "the file is of ", spell_save(opened.stamp().save_id),
+            ", and was of ", spell_save(save_id), " when the checkpoint was opened: it has been replaced (try again)");
   const SafetensorsTensor* part = opened.find(index.fqn);
   DCP_CHECK(part, kCorruptData, "the file does not hold it any more");
   const Sizes offsets = part->saved_offsets ? *part->saved_offsets : Sizes(part->sizes.size(), 0);

@@ -27,10 +27,17 @@ struct SafetensorsReaderOptions {
 /// Which files: with an index (`model.safetensors.index.json`) those that it names, else all `*.safetensors`. Index and
 /// folder must agree, or nothing is read: every name is a plain one, the file is there and holds the tensor, its other
 /// tensors are all in the index, and no file of a save (`model-N-of-M`, `shard-K-model-N-of-M`) is left out. Other
-/// `*.safetensors` beside an index are left alone.
+/// `*.safetensors` beside an index are left alone. While a save replaces the folder, and after one that was interrupted
+/// there: those that its marker (`model-save-unfinished.safetensors`) names, and nothing else.
 ///
 /// Stricter than PyTorch: parts of a tensor must cover it exactly and be of one dtype; a tensor in two files is an
 /// error that names it and them; so is all that `read_safetensors_header` refuses. There are no checksums in this form.
+///
+/// Files that this library wrote tell their save, the number of its files and the sizes of its tensors. All files must
+/// be of one save and all of them be there. The id is in the metadata's `storage_meta`, and each rank compares it with
+/// every file that it opens: beside a save that replaces the folder a load gives the old checkpoint, the new one, or
+/// kCorruptData ('try again'), and never a mixture. Files of PyTorch do not tell; of these only what the tensors' parts
+/// show is seen.
 ///
 /// Keeps the files that it has read from open, 256 at most, until the next load begins or it is destroyed.
 ///

@@ -18,6 +18,7 @@
 #include "torch_dcp/storage/safetensors_commit_internal.h"
 #include "torch_dcp/storage/safetensors_file_writer.h"
 #include "torch_dcp/storage/safetensors_names_internal.h"
+#include "torch_dcp/storage/safetensors_stamp_internal.h"
 #include "torch_dcp/storage/save_id_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
@@ -97,6 +98,7 @@ void SafetensorsWriter::set_up(const StorageWriterContext& context) {
             context.rank, " would write the files that rank 0 writes too");
   context_ = context;
   save_id_ = make_save_id();
+  file_count_ = 0;
   new_directories_.clear();
   written_.clear();
   warnings_.clear();
@@ -136,9 +138,24 @@ SavePlan SafetensorsWriter::prepare_local_plan(SavePlan plan) {
   }
   faults.throw_if_any("cannot save to " + path_, DCP_WHERE);
   new_directories_ = files_->create_directories(directory_);
-  SafetensorsCommit(*files_, path_, options_.sync_files).check_directory(options_.overwrite);
-  if (directory_ != path_) SafetensorsCommit(*files_, directory_, options_.sync_files).check_directory(true);
+  folder(path_).check_directory();
+  if (directory_ != path_) folder(directory_).check_directory();
   return plan;
+}
+
+SafetensorsCommit SafetensorsWriter::folder(const std::string& directory) const {
+  // Shards that are going to be put together may always be replaced.
+  return {*files_, directory, save_id_, options_.overwrite || directory != path_, options_.sync_files};
+}
+
+std::int64_t SafetensorsWriter::count_files(const std::vector<SavePlan>& plans) const {
+  std::int64_t count = 0;
+  for (const SavePlan& plan : plans) {
+    std::set<std::int64_t> numbers;
+    for (const WriteItem& item : plan.items) numbers.insert(*file_number(item.index.fqn));
+    count += static_cast<std::int64_t>(numbers.size());
+  }
+  return std::max<std::int64_t>(1, count);  // without tensors, one that says so
 }
 
 std::vector<SavePlan> SafetensorsWriter::prepare_global_plan(std::vector<SavePlan> plans) {
@@ -152,6 +169,10 @@ std::vector<SavePlan> SafetensorsWriter::prepare_global_plan(std::vector<SavePla
     check_whole(plans, [this](const std::string& key) { return *file_number(key); }, faults);
   }
   faults.throw_if_any("cannot save to " + path_, DCP_WHERE);
+  folder(directory_).remove_leftovers();
+  if (directory_ != path_) folder(path_).remove_leftovers();
+  const std::string stamp = encode_stamp({save_id_, count_files(plans)});
+  for (SavePlan& plan : plans) plan.storage_data = stamp;
   return plans;
 }
 
@@ -161,11 +182,12 @@ std::vector<WriteResult> SafetensorsWriter::write_file(const SavePlan& plan, con
   std::unordered_map<std::string, const WriteItem*> by_key;
   for (const std::size_t position : items) {
     const WriteItem& item = plan.items[position];
-    specs.push_back({item.index.fqn, item.properties.dtype, item.chunk.sizes, item.chunk.offsets});
+    specs.push_back({item.index.fqn, item.properties.dtype, item.chunk.sizes, item.chunk.offsets, item.size});
     by_key.emplace(item.index.fqn, &item);
   }
-  const SafetensorsCommit folder(*files_, directory_, options_.sync_files);
-  SafetensorsFileWriter out(*files_, folder.temporary_path(name), std::move(specs), options_.sync_files);
+  const std::string path = folder(directory_).temporary_path(name);
+  SafetensorsFileWriter out(*files_, path, std::move(specs), options_.sync_files,
+                            stamp_metadata({save_id_, file_count_}));
   std::vector<WriteResult> results;
   for (std::size_t number = 0; number < out.order().size(); ++number) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
@@ -173,7 +195,7 @@ std::vector<WriteResult> SafetensorsWriter::write_file(const SavePlan& plan, con
     try {
       out.append(planner.resolve_tensor(item));
     } catch (c10::Error& error) {
-      error.add_context(c10::str("while writing ", to_string(item.index), " to ", folder.temporary_path(name)));
+      error.add_context(c10::str("while writing ", to_string(item.index), " to ", path));
       throw;
     }
     const std::int64_t length = out.position_of(number + 1) - out.position_of(number);
@@ -184,6 +206,9 @@ std::vector<WriteResult> SafetensorsWriter::write_file(const SavePlan& plan, con
 }
 
 std::vector<WriteResult> SafetensorsWriter::write_data(const SavePlan& plan, const SavePlanner& planner) {
+  const SafetensorsStamp stamp = decode_stamp(plan.storage_data);
+  save_id_ = stamp.save_id;
+  file_count_ = stamp.file_count;
   std::map<std::int64_t, std::vector<std::size_t>> by_file;
   for (std::size_t i = 0; i < plan.items.size(); ++i) by_file[*file_number(plan.items[i].index.fqn)].push_back(i);
   std::vector<std::pair<std::string, const std::vector<std::size_t>*>> jobs;
@@ -231,28 +256,40 @@ void SafetensorsWriter::commit(const Metadata& metadata) {
     const Sizes& offsets = std::get<TensorStorageMetadata>(entry).chunks.at(0).offsets;
     index.weight_map.insert(key, metadata.storage_data.find({key, offsets, {}})->relative_path);
   }
-  SafetensorsCommit folder(*files_, directory_, options_.sync_files);
   if (names.empty() && options_.save_distributed) {
     // Something must say that this is a checkpoint, of no tensors.
     const std::string name = file_name(kOnlyFile);
-    SafetensorsFileWriter(*files_, folder.temporary_path(name), {}, options_.sync_files).close();
+    SafetensorsFileWriter(*files_, folder(directory_).temporary_path(name), {}, options_.sync_files,
+                          stamp_metadata({save_id_, file_count_}))
+        .close();
+    if (options_.sync_files) files_->sync_directory(directory_);
     names.insert(name);
   }
   const bool has_index = !options_.save_distributed;
-  folder.run({names.begin(), names.end()}, has_index ? std::optional(encode_safetensors_index(index)) : std::nullopt);
-  if (!options_.enable_consolidation) return;
+  folder(directory_)
+      .run({names.begin(), names.end()}, has_index ? std::optional(encode_safetensors_index(index)) : std::nullopt);
+  if (options_.enable_consolidation) consolidate();
+}
+
+void SafetensorsWriter::consolidate() const {
   ConsolidateOptions consolidation;
   consolidation.fqn_to_index_mapping = options_.fqn_to_index_mapping;
   consolidation.thread_count = options_.thread_count_consolidation;
+  consolidation.overwrite = options_.overwrite;
   consolidation.sync_files = options_.sync_files;
+  consolidation.save_id = save_id_;
   consolidation.file_system = files_;
-  consolidate_safetensors(directory_, path_, consolidation);
+  try {
+    consolidate_safetensors(directory_, path_, consolidation);
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("while putting the shards in ", directory_, ", which are a whole checkpoint, together"));
+    throw;
+  }
 }
 
 void SafetensorsWriter::abort() noexcept {
-  const SafetensorsCommit folder(*files_, directory_, options_.sync_files);
   for (const std::string& name : written_) {
-    if (auto warning = folder.drop(name)) warnings_.push_back(*std::move(warning));
+    if (auto warning = folder(directory_).drop(name)) warnings_.push_back(*std::move(warning));
   }
   written_.clear();
 }

@@ -13,6 +13,8 @@
 
 namespace dcp {
 
+class SafetensorsCommit;
+
 /// Key -> number of the file that gets the tensor, from 1 on.
 using FqnToIndex = OrderedMap<std::string, std::int64_t>;
 
@@ -25,9 +27,11 @@ struct SafetensorsWriterOptions {
   /// With `save_distributed`: the shards go to the folder `sharded`, and the coordinator puts them together into whole
   /// files with an index. It does so alone, in the step "commit", whose deadline must allow for it.
   bool enable_consolidation = false;
-  std::size_t thread_count = 1;                       ///< files written at once by each rank
-  std::size_t thread_count_consolidation = 1;         ///< see ConsolidateOptions
-  bool overwrite = true;                              ///< off: a checkpoint in the folder is kAlreadyExists
+  std::size_t thread_count = 1;                ///< files written at once by each rank
+  std::size_t thread_count_consolidation = 1;  ///< see ConsolidateOptions
+  /// Off: a checkpoint in the folder is kAlreadyExists, also one that comes while this save writes. With
+  /// `enable_consolidation` this is said of the folder itself; shards in `sharded` are always replaced.
+  bool overwrite = true;
   bool sync_files = true;                             ///< off: nothing is synced; a power cut may lose the checkpoint
   std::shared_ptr<FileSystem> file_system = nullptr;  ///< the local one if null
 };
@@ -41,11 +45,25 @@ struct SafetensorsWriterOptions {
 /// tensors; with it, tensors that the ranks' parts do not cover, and two parts of a tensor on one rank (a file can hold
 /// one). Tensors that are not contiguous are written as if they were.
 ///
-/// Overwriting: the new files are written beside the old; then these are removed and those get their names, while a
-/// marker in the folder keeps readers from taking a part or a mixture for the whole. A crash or error before that
-/// leaves the old checkpoint, then a folder that readers refuse ('incomplete checkpoint'), then the new checkpoint.
-/// Takes the space of both. Never removed: files of other names. A folder with a `.metadata`, or with `*.safetensors`
-/// of other names, is refused.
+/// Overwriting: the new files are written beside the old; then a marker in the folder names them, the old ones are
+/// removed and the new ones get their names. A crash or error at any moment leaves exactly the old or exactly the new
+/// checkpoint for this library's readers, which go by the marker; PyTorch's refuse the folder while the marker is
+/// there, and those that go by the index find the old checkpoint until its index goes, then none, then the new one. An
+/// error that leaves the new one, or may have left it, says so. The next save into the folder ends such a state. Takes
+/// the space of both. Never removed: files of other names. A folder with a `.metadata`, or with `*.safetensors` of
+/// other names, is refused.
+///
+/// With `enable_consolidation` this holds for each of the two folders by itself: the one of the shards comes first, so
+/// that it may already have the new checkpoint, all of it, when the other still has the old one (or none).
+///
+/// Not supported: two savers into one folder at once (two jobs, or one that was only taken for dead). Guaranteed is
+/// then that a load gives one whole checkpoint or an error, and that a save that sees another one's marker in place of
+/// its own, or its files gone, changes nothing more and ends with an error ('another save has taken over', or that its
+/// file is not there). Not guaranteed is that a checkpoint stays: there is no lock, so that one may remove the other's
+/// files between two looks.
+///
+/// Every file carries the id of its save and the number of that save's files in its folder, and every part the size of
+/// its tensor: readers miss a file that is lost, and never mix two saves. What consolidation makes has the same id.
 ///
 /// Class state after an error: `set_up` starts anew. Thread safety: one save at a time.
 /// Source: torch/distributed/checkpoint/hf_storage.py (2.14.1); interop FORMAT.md 6.
@@ -71,16 +89,20 @@ class DCP_API SafetensorsWriter : public StorageWriter {
   /// The files' number in their names.
   std::int64_t largest_number() const;
   std::string file_name(std::int64_t number) const;
+  /// Files that the ranks together are about to write.
+  std::int64_t count_files(const std::vector<SavePlan>& plans) const;
+  SafetensorsCommit folder(const std::string& directory) const;
   std::vector<WriteResult> write_file(const SavePlan& plan, const SavePlanner& planner, const std::string& name,
                                       const std::vector<std::size_t>& items);
   void commit(const Metadata& metadata);
-
+  void consolidate() const;
   std::string path_;
   SafetensorsWriterOptions options_;
   std::shared_ptr<FileSystem> files_;
   std::string directory_;  ///< that the ranks write to: `path_`, or `sharded` below it
   StorageWriterContext context_;
-  std::string save_id_;
+  std::string save_id_;          ///< this rank's own until the plan has brought the coordinator's
+  std::int64_t file_count_ = 0;  ///< of all ranks; from the plan too
   std::vector<std::string> new_directories_;
   std::vector<std::string> written_;  ///< names of this rank's files of this save
   std::vector<std::string> warnings_;

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 #include <cstdio>
 #include <random>
@@ -6,6 +8,11 @@
 #include "torch_dcp/storage/save_id_internal.h"
 
 namespace dcp {
+namespace {
+
+constexpr std::size_t kMaxIdLength = 64;
+
+}  // namespace
 
 std::string make_save_id() {
   // The system's generator: the training's own generators are part of its state and stay untouched.
@@ -18,6 +25,11 @@ std::string make_save_id() {
   std::snprintf(text.data(), text.size(), "%08x-%04x-%04x-%04x-%04x%08x", words[0], words[1] >> 16, words[1] & 0xffffu,
                 words[2] >> 16, words[2] & 0xffffu, words[3]);
   return text.data();
+}
+
+bool is_plain_id(std::string_view id) {
+  return !id.empty() && id.size() <= kMaxIdLength &&
+         std::all_of(id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; });
 }
 
 }  // namespace dcp

@@ -69,10 +69,13 @@ struct VerifyReport {
 /// Memory: the metadata, and for each thread 1 MiB, or one object (its bytes and its value), or one item that went
 /// through transforms.
 ///
-/// Of safetensors all headers are checked, whose numbers cover their files to the last byte, and that the parts of each
-/// tensor make it whole. There are no checksums of the elements, and no file says how large a tensor of several shards
-/// is: without the last of them a smaller tensor is taken for the whole. Of a torch.save file the CRC-32 of every
-/// member, its pickle, that all storages are there that this names, and that tensors lie in them.
+/// Of safetensors all headers are checked, whose numbers cover their files to the last byte, that the parts of each
+/// tensor make it whole, and, by what this library's files say, that all files of a save and none of another are there.
+/// PyTorch's files say neither that nor how large a tensor of several shards is: without the last of them a smaller
+/// tensor is taken for the whole. There are no checksums of the elements. A folder in which a save was interrupted
+/// after its commit point is sound: the marker is one of its files, and old files and an old index are strays. Of a
+/// torch.save file the CRC-32 of every member, its pickle, that all storages are there that this names, and that
+/// tensors lie in them.
 ///
 /// \param path  Directory of a DCP checkpoint; file or directory of safetensors; file of torch.save.
 /// \throws dcp::Error kNotFound if `path` is none of these, kIo if the system refuses to look (naming file and key);

@@ -139,6 +139,17 @@ constexpr Row kRows[] = {
     {maybe_Int7<T>(), "int7", Saved::kNever, {}, {}},
 };
 
+/// By `NewerDtype`, from the first that is one.
+struct NewerRow {
+  std::string_view name;
+  ScalarType stand_in;
+};
+constexpr NewerRow kNewerRows[] = {
+    {"float8_e8m0fnu", T::Byte},
+    {"float4_e2m1fn_x2", T::Byte},
+    {"bcomplex32", T::UInt32},
+};
+
 const Row* find_row(ScalarType dtype) {
   if (dtype == ScalarType::Undefined) return nullptr;
   for (const Row& row : kRows) {
@@ -178,6 +189,21 @@ std::optional<ScalarType> dtype_from_name(std::string_view name) {
     if (row.dtype != ScalarType::Undefined && row.name == name) return row.dtype;
   }
   return std::nullopt;
+}
+
+std::optional<NamedDtype> named_dtype(std::string_view name) {
+  if (const auto dtype = dtype_from_name(name)) return NamedDtype{*dtype, NewerDtype::kNone};
+  std::uint8_t number = 0;
+  for (const NewerRow& row : kNewerRows) {
+    ++number;
+    if (row.name == name) return NamedDtype{row.stand_in, static_cast<NewerDtype>(number)};
+  }
+  return std::nullopt;
+}
+
+std::string dtype_name(const NamedDtype& dtype) {
+  if (dtype.newer == NewerDtype::kNone) return dtype_name(dtype.dtype);
+  return std::string(kNewerRows[static_cast<std::size_t>(dtype.newer) - 1].name);
 }
 
 std::int64_t element_bytes(ScalarType dtype) {

@@ -21,6 +21,28 @@ DCP_API std::string dtype_name(ScalarType dtype);
 /// The reverse of dtype_name; nothing for an unknown name or one this LibTorch lacks.
 DCP_API std::optional<ScalarType> dtype_from_name(std::string_view name);
 
+/// A dtype of later releases of PyTorch that this LibTorch may lack.
+enum class NewerDtype : std::uint8_t {
+  kNone,
+  kFloat8E8m0fnu,
+  kFloat4E2m1fnX2,
+  kBComplex32,
+};
+
+/// What this LibTorch has for a dtype's name.
+struct NamedDtype {
+  ScalarType dtype = ScalarType::Undefined;
+  /// The dtype that it lacks; `dtype` is then the unsigned integer of the same width, so that the elements' bits can be
+  /// kept.
+  NewerDtype newer = NewerDtype::kNone;
+};
+
+/// As dtype_from_name, but a dtype of a later release gets a stand-in.
+DCP_API std::optional<NamedDtype> named_dtype(std::string_view name);
+
+/// Python's name of what `named_dtype` found.
+DCP_API std::string dtype_name(const NamedDtype& dtype);
+
 /// Bytes of one element.
 DCP_API std::int64_t element_bytes(ScalarType dtype);
 

@@ -20,7 +20,12 @@ void check_can_be_saved(const at::Tensor& tensor) {
 
 std::vector<LocalChunk> chunks_of(const at::Tensor& tensor) {
   check_can_be_saved(tensor);
-  return {{whole_box(tensor.sizes()), tensor.detach()}};
+  std::vector<LocalChunk> chunks;
+  // A handle of its own where one is needed only: for a small tensor it costs more than all else here. A quantizer
+  // belongs to the handle.
+  const bool needs_own = tensor.requires_grad() || tensor.is_quantized();
+  chunks.push_back({whole_box(tensor.sizes()), needs_own ? tensor.detach() : tensor});
+  return chunks;
 }
 
 std::vector<LocalChunk> chunks_of(const DTensor& tensor) {

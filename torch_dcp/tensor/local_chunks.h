@@ -18,7 +18,7 @@ using TensorLike = std::variant<at::Tensor, DTensor, ShardedTensor>;
 /// A part of a tensor on this rank: where it lies in the whole, and its elements.
 struct LocalChunk {
   Box box;          ///< in global coordinates
-  at::Tensor view;  ///< shape `box.sizes`, aliases the live tensor, detached; may have any strides
+  at::Tensor view;  ///< shape `box.sizes`, aliases the live tensor, requires no gradient; may have any strides
 };
 
 /// Shape of the whole tensor, in elements.

@@ -30,6 +30,10 @@ bool is_quantized_dtype(at::ScalarType dtype) {
   return dtype == at::kQInt8 || dtype == at::kQUInt8 || dtype == at::kQInt32;
 }
 
+std::string quantization_scheme(const at::Tensor& quantized) {
+  return is_unknown(quantized.quantizer()) ? "none" : at::toString(quantized.qscheme());
+}
+
 Quantizer quantizer_of(const at::Tensor& quantized) {
   DCP_CHECK(!is_unknown(quantized.quantizer()), kInvalidArgument, "a tensor of ", dtype_name(quantized.scalar_type()),
             " without a quantizer");

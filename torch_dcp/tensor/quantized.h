@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
 #include "torch_dcp/base/export.h"
 
@@ -22,6 +23,10 @@ struct Quantizer {
 /// Whether tensors of the dtype are quantized with one integer in each element (qint8, quint8, qint32). The packed
 /// ones (quint4x2, quint2x4) have no form in a checkpoint.
 DCP_API bool is_quantized_dtype(at::ScalarType dtype);
+
+/// The scheme by which a tensor of a quantized dtype is quantized, such as "per_tensor_affine"; "none" for one that has
+/// no quantizer, as `at::empty` makes it.
+DCP_API std::string quantization_scheme(const at::Tensor& quantized);
 
 /// \throws dcp::Error kUnsupported for a scheme other than affine, per tensor or per channel; kInvalidArgument for a
 ///         tensor that has no quantizer, as `at::empty` of a quantized dtype makes it.
