@@ -15,9 +15,10 @@
 // `state_dict` and `load_state_dict`, the calls named get_ and set_, and all that is built on them.
 //
 // Lifetime. A hook belongs to the object it was registered on, not to copies and clones of it, and to its handle. If a
-// module that a `std::shared_ptr` (or a `ModuleHolder`) owns dies before the handle, its hooks never run again, also if
-// another module comes to lie at the same address. Of a module on the stack or in a member, and of an optimizer, only
-// the address is known: destroy the handle first. A handle that is a member of the module itself does so.
+// module that a `std::shared_ptr` (or a `ModuleHolder`) owned when the hook was registered dies before the handle, its
+// hooks never run again, also if another module comes to lie at the same address. Of a module on the stack or in a
+// member, of one that registers in its own constructor, where no pointer owns it yet, and of an optimizer, only the
+// address is known: destroy the handle first. A handle that is a member of the module itself does so.
 //
 // Threads. Registering and removing is safe from several threads. A call works with the hooks that are registered when
 // it begins, and runs them on its own thread without holding any lock: a hook may register, remove, and ask for states.

@@ -23,24 +23,29 @@ namespace dcp {
 
 class OptimizerAdapter;
 
+// clang-format off: a table.
+
 /// How the calls named get_ and set_ give and take the states of modules and optimizers.
 ///
 /// What is legal; one error (`verify_options`) names every field that is not:
 ///
-/// | field                                | in a getter                            | in a setter | |
-/// ------------------------------------ | -------------------------------------- | -----------------------------------
-/// | | `full_state_dict`                    | a group where parameters are spread    | always | | | over several ranks
-/// |                                     | | `cpu_offload`                        | always | always; without effect |
-/// | `broadcast_from_rank0`               | never                                  | with `full_state_dict` and a group
-/// | |                                      |                                        | whose coordinator is rank 0 | |
-/// `ignore_frozen_params`, `strict`,    | always                                 | always | |
-/// `flatten_optimizer_state_dict`       |                                        | | | `keep_submodule_prefixes` off |
-/// always; without submodules no effect   | the same                            | | `bucket_bytes` | above 0 | above 0
-/// | | `device`                             | one that has memory; without effect    | one that has memory | |
-/// `wrappers`, `adapters`               | no null, no empty names                | the same |
+/// | field                                    | in a getter                           | in a setter                        |
+/// | ---------------------------------------- | ------------------------------------- | ---------------------------------- |
+/// | `full_state_dict`                        | a group where parameters are spread   | always                             |
+/// |                                          | over several ranks                    |                                    |
+/// | `cpu_offload`                            | always                                | always; without effect             |
+/// | `broadcast_from_rank0`                   | never                                 | with `full_state_dict` and a group |
+/// |                                          |                                       | whose coordinator is rank 0        |
+/// | `ignore_frozen_params`, `strict`,        | always                                | always                             |
+/// | `flatten_optimizer_state_dict`           |                                       |                                    |
+/// | `keep_submodule_prefixes` off            | always; without submodules no effect  | the same                           |
+/// | `bucket_bytes`                           | above 0                               | above 0                            |
+/// | `device`                                 | one that has memory; without effect   | one that has memory                |
+/// | `wrappers`, `adapters`                   | no null, no empty names               | the same                           |
 ///
 /// "A group" is `communicator` or `process_group`. A call for optimizers alone needs one at least, and no optimizer
 /// twice.
+// clang-format on
 struct StateDictOptions {
   /// Plain whole tensors in place of the parts that ranks have. A getter gathers them, tensor by tensor; a setter takes
   /// them, and each rank keeps its part.
