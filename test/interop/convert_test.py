@@ -1,25 +1,16 @@
 #!/usr/bin/env python3
 """What `dcp convert` writes, opened by the real PyTorch, and what PyTorch's own conversions make of it."""
 
-import contextlib
-import importlib.util
-import io
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
-CHECK = "test/golden/check_with_pytorch.py"
-# Under Bazel its data are links, which are refused in a checkpoint.
-FIXTURES = shutil.copytree("test/golden/fixtures", os.path.join(tempfile.mkdtemp(), "fixtures"))
-DCP = "tools/dcp/dcp"
+from interop import DCP, FIXTURES, Folders, check, checker, lacks_dtypes
 
 # Without objects that this library does not understand, which no torch.save file of its own can hold.
 TO_TORCH = [
@@ -29,28 +20,8 @@ TO_TORCH = [
 # With tensors of no other dtypes than safetensors have.
 TO_SAFETENSORS = ["alignment", "dtensor_2d_mesh", "dtensor_4ranks", "optimizers_nested", "sharded_tensor_3ranks"]
 
-spec = importlib.util.spec_from_file_location("check_with_pytorch", CHECK)
-checker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(checker)
 
-
-def libtorch_version():
-    printed = subprocess.run([DCP, "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(int(part) for part in re.search(r"LibTorch (\d+)\.(\d+)", printed).groups())
-
-
-# What the fixture `dtypes` holds has all been there since 2.14.
-LACKS_DTYPES = libtorch_version() < (2, 14)
-
-
-class Conversions(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
+class Conversions(Folders):
     def convert(self, *arguments):
         done = subprocess.run([DCP, "convert", "--follow-links", *arguments], capture_output=True, text=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -58,10 +29,8 @@ class Conversions(unittest.TestCase):
     def check(self, path, expected):
         with open(self.path("expected.json"), "w") as file:
             json.dump(expected, file)
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            code = checker.main([path, self.path("expected.json")])
-        self.assertEqual(code, 0, out.getvalue())
+        code, printed = check(path, self.path("expected.json"))
+        self.assertEqual(code, 0, printed)
 
     def expected(self, fixture):
         with open(f"{FIXTURES}/{fixture}/expected.json") as file:
@@ -74,7 +43,7 @@ class Conversions(unittest.TestCase):
         for fixture in TO_TORCH:
             with self.subTest(fixture=fixture):
                 there, back = self.path(fixture + ".pt"), self.path(fixture + "-back")
-                if fixture == "dtypes" and LACKS_DTYPES:
+                if fixture == "dtypes" and lacks_dtypes():
                     with self.assertRaisesRegex(AssertionError, "'t_bcomplex32': this LibTorch has no dtype bcomplex32"):
                         self.convert(f"{FIXTURES}/{fixture}/ckpt", there)
                     continue

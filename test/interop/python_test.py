@@ -1,16 +1,10 @@
 #!/usr/bin/env python3
 """What this library writes, opened by the real PyTorch; and training that goes on from one side to the other."""
 
-import contextlib
-import importlib.util
-import io
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import safetensors
@@ -21,34 +15,19 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-CHECK = "test/golden/check_with_pytorch.py"
-# Under Bazel its data are links, which are refused in a checkpoint.
-FIXTURES = shutil.copytree("test/golden/fixtures", os.path.join(tempfile.mkdtemp(), "fixtures"))
-DCP = "tools/dcp/dcp"
+from interop import CHECK, DCP, FIXTURES, Folders, check, checker, lacks_dtypes
+
 TRAINER = "test/interop/trainer"
 SAFETENSORS_COPY = "test/interop/safetensors_copy"
 EXAMPLE = "torch_dcp/examples/train"
 
-# Fixtures whose every key `dcp copy` can carry over; the others hold what has no reader yet
-# (test/golden/fixtures_test.cc says which) or no metadata of the whole.
+# Fixtures of which a copy has all that the checker looks at.
 COPIED = [
     "alignment", "dtensor_2d_mesh", "dtensor_4ranks", "dtypes", "empty_checkpoint", "file_per_item", "keys", "many_keys",
     "no_collectives_sharded", "objects", "objects_unflattened", "old_torch_2_0", "optimizer_lbfgs", "optimizers_flat", "optimizers_nested",
     "replicated_3ranks", "sharded_tensor_3ranks", "single_model_adam_nested", "strides", "threads2",
     "zstd",
 ]
-
-spec = importlib.util.spec_from_file_location("check_with_pytorch", CHECK)
-checker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(checker)
-
-
-def check(*arguments):
-    """Runs the checker; returns its exit code and what it printed."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = checker.main(list(arguments))
-    return code, out.getvalue()
 
 
 def run(*command):
@@ -58,30 +37,12 @@ def run(*command):
     return done.stdout
 
 
-def libtorch_version():
-    printed = subprocess.run([DCP, "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(int(part) for part in re.search(r"LibTorch (\d+)\.(\d+)", printed).groups())
-
-
-# What the fixture `dtypes` holds has all been there since 2.14.
-LACKS_DTYPES = libtorch_version() < (2, 14)
-
-
-class Folders(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
-
 class PythonOpensCopies(Folders):
     """`dcp copy` on 1 and on 3 ranks: uneven and empty shards, several threads."""
 
     def check_copy(self, fixture, ranks, threads, *options):
         copy = self.path("-".join((fixture, str(ranks), *options)))
-        if fixture == "dtypes" and LACKS_DTYPES:
+        if fixture == "dtypes" and lacks_dtypes():
             with self.assertRaisesRegex(AssertionError, "'t_bcomplex32': this LibTorch has no dtype bcomplex32"):
                 run(DCP, "copy", f"{FIXTURES}/{fixture}/ckpt", copy, "--ranks", str(ranks), *options)
             return

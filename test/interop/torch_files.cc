@@ -20,7 +20,7 @@ namespace {
 TorchSaveOptions format_named(const std::string& name) {
   DCP_CHECK(name == "zip" || name == "legacy", kInvalidArgument, "no form \"", name, "\"");
   TorchSaveOptions options;
-  options.format = name == "zip" ? TorchSaveFormat::kZip : TorchSaveFormat::kLegacy;
+  options.form = name == "zip" ? TorchSaveForm::kZip : TorchSaveForm::kBeforeZip;
   return options;
 }
 

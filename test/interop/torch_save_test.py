@@ -2,39 +2,21 @@
 """Files of torch.save that this library writes, opened by the real PyTorch; and PyTorch's files, read by this library."""
 
 import collections
-import contextlib
-import importlib.util
-import io
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 import warnings
 
 import torch
 
+from interop import FIXTURES, Folders, check
+
 warnings.simplefilter("ignore")
 
-CHECK = "test/golden/check_with_pytorch.py"
-# Under Bazel its data are links, which are refused in a checkpoint.
-FIXTURES = shutil.copytree("test/golden/fixtures", os.path.join(tempfile.mkdtemp(), "fixtures"))
 FILES = "test/interop/torch_files"
 FORMS = ("zip", "legacy")
-
-spec = importlib.util.spec_from_file_location("check_with_pytorch", CHECK)
-checker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(checker)
-
-
-def check(*arguments):
-    """Runs the checker; returns its exit code and what it printed."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = checker.main(list(arguments))
-    return code, out.getvalue()
 
 
 def files(*arguments):
@@ -74,14 +56,7 @@ def state(with_new_dtypes=True):
     return result
 
 
-class TorchSave(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
+class TorchSave(Folders):
     def assert_same(self, path, expected):
         code, printed = check(path, expected)
         self.assertEqual(code, 0, printed)

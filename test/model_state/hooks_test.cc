@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "test/model_state/hook_support.h"
+#include "torch_dcp/model_state/extra_state.h"
 #include "torch_dcp/model_state/model_state_dict.h"
 #include "torch_dcp/model_state/module_state_dict_internal.h"
 
@@ -310,6 +311,48 @@ TEST(HooksTest, WhatAPostHookDidToTensorsThatWereNotLoadedIsPutBackToo) {
 
 HookHandle count_on_save(nn::Module& module, int& count) {
   return register_state_dict_post_hook(module, [&count](nn::Module&, Dict&, const std::string&) { ++count; });
+}
+
+TEST(HooksTest, WhatAPostHookDidToDtypesAndShapesIsPutBackToo) {
+  Tree tree;
+  const Dict before = tensors_of(*tree);
+  const at::Tensor held = tree->w;
+  const auto hook = register_load_state_dict_post_hook(*tree, [&](nn::Module& module, LoadReport&) {
+    module.to(torch::kDouble);
+    tree->b.set_data(torch::ones({1}));
+    throw Thrown();
+  });
+  EXPECT_THROW(load_state_dict(*tree, tensors_of(*Tree(5))), Thrown);
+  EXPECT_EQ(first_difference(tensors_of(*tree), before), "");
+  EXPECT_TRUE(tree->w.is_same(held));
+}
+
+TEST(HooksTest, ATensorThatCannotBeWrittenDoesNotHideTheException) {
+  Leaf leaf;
+  leaf->register_buffer("mask", torch::zeros({1, 4}).expand({8, 4}));
+  const auto left_out = register_non_persistent_buffers(*leaf, {"mask"});
+  const auto hook = register_load_state_dict_post_hook(*leaf, [](nn::Module&, LoadReport&) { throw Thrown(); });
+  const Dict before = tensors_of(*leaf);
+  EXPECT_THROW(load_state_dict(*leaf, tensors_of(*Leaf(3))), Thrown);
+  EXPECT_EQ(first_difference(tensors_of(*leaf), before), "");
+}
+
+TEST(HooksTest, ExtraStateThatCannotBeComparedIsPutBackAllTheSame) {
+  Leaf leaf;
+  Value extra = torch::eye(2).to_sparse();
+  std::size_t calls = 0;
+  const auto registered = register_extra_state(
+      *leaf, [&] { return extra; },
+      [&](const Value& given) {
+        extra = given;
+        ++calls;
+      });
+  const auto hook = register_load_state_dict_post_hook(*leaf, [](nn::Module&, LoadReport&) { throw Thrown(); });
+  Dict state = tensors_of(*Leaf(3));
+  state["_extra_state"] = torch::zeros({2, 2}).to_sparse();
+  EXPECT_THROW(load_state_dict(*leaf, state), Thrown);
+  EXPECT_EQ(calls, 2u);
+  EXPECT_TRUE(extra.as_tensor().to_dense().equal(torch::eye(2)));
 }
 
 TEST(HookHandleTest, EndsWhatItOwns) {

@@ -121,7 +121,8 @@ TEST(ExtraStateTest, AModuleHasOneOnly) {
   const auto set = [](const Value&) {};
   expect_error(ErrorKind::kKey, "extra state already", [&] { (void)register_extra_state(*counting, get, set); });
   auto extra = register_extra_state(*leaf, get, set);
-  expect_error(ErrorKind::kKey, "extra state already", [&] { (void)register_extra_state(*leaf, get, set); });
+  expect_error(ErrorKind::kKey, "LeafImpl has extra state already",
+               [&] { (void)register_extra_state(*leaf, get, set); });
   extra.remove();
   EXPECT_TRUE(register_extra_state(*leaf, get, set));
   expect_error(ErrorKind::kInvalidArgument, "getter and a setter",
@@ -334,6 +335,20 @@ TEST(LoadStateDictTest, AllFaultsAreNamedAndNothingChanges) {
     expect_error(ErrorKind::kShape, fault, [&] { load_state_dict(*module, state); });
   }
   EXPECT_EQ(first_difference(everything_in(*module), before), "");
+}
+
+TEST(LoadStateDictTest, EveryMissingNameIsNamed) {
+  Tree tree;
+  const Dict before = tensors_of(*tree);
+  Dict state = tensors_of(*Tree(5));
+  const Strings missing = {"w", "c.b", "c.d.w", "e.b"};
+  for (const std::string& name : missing) state.erase(name);
+  for (const std::string& name : missing) {
+    expect_error(ErrorKind::kKey, "'" + name + "': is missing", [&] { load_state_dict(*tree, state); });
+  }
+  expect_error(ErrorKind::kKey, "4 faults", [&] { load_state_dict(*tree, state); });
+  EXPECT_EQ(first_difference(tensors_of(*tree), before), "");
+  EXPECT_EQ(load_state_dict(*tree, state, {.strict = false}).missing, missing);
 }
 
 TEST(LoadStateDictTest, ItsOwnStateChangesNothing) {

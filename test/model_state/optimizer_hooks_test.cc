@@ -137,6 +137,33 @@ TEST(PositionalStateTest, WhatTorchSaveOfPythonHolds) {
   EXPECT_EQ(adamw.param_groups()[0].options().get_lr(), 0.5);
 }
 
+TEST(PositionalStateTest, TheStepAsAnIntegerOrATensor) {
+  Net net({"one"});
+  const OptimizerPtr trained = make_adam(net);
+  train(net, *trained, 3);
+  const Dict before = state_dict(*trained);
+  for (const Value& step : {Value(3), Value(torch::full({}, 3, torch::kLong)), Value(torch::full({}, 3.0f)),
+                            Value(torch::full({}, 3, torch::kDouble))}) {
+    Dict state = deep_copy(before);
+    for (auto& [number, values] : state.at("state").as_dict()) values.as_dict().at("step") = step;
+    const OptimizerPtr other = make_adam(net);
+    load_state_dict(*other, state);
+    EXPECT_EQ(first_difference(state_dict(*other), before), "");
+  }
+}
+
+TEST(PositionalStateTest, TwoEntriesForOneParameterAreRefused) {
+  Net net;
+  const OptimizerPtr adam = make_adam(net);
+  train(net, *adam, 1);
+  Dict state = deep_copy(state_dict(*adam));
+  Dict& values = state.at("state").as_dict();
+  Dict other = deep_copy(values.at(0).as_dict());
+  other.at("exp_avg").as_tensor().add_(1);
+  values["0"] = other;
+  expect_error(ErrorKind::kKey, "'state.0'", [&] { load_state_dict(*adam, state); });
+}
+
 TEST(PositionalStateTest, KeysThatACheckpointHasSpelled) {
   Net net;
   const OptimizerPtr adam = make_adam(net), other = make_adam(net, 3);

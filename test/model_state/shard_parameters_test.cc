@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <tuple>
 
 #include "test/model_state/hook_support.h"
 #include "torch_dcp/model_state/layout_internal.h"
@@ -167,7 +168,7 @@ TEST(ShardParametersTest, RulesThatDoNotFitAreNamedAndNothingIsRegistered) {
   refused(ErrorKind::kUnsupported, {"'in.bias': a Partial"}, {{"in.bias", mesh, {Placement::partial()}}});
   refused(ErrorKind::kInvalidArgument, {"'in.bias': the rule has no mesh"}, {{"in.bias", nullptr, kRows}});
   const HookHandle handle = shard_parameters(*mlp, {{"in.bias", mesh, kRows}});
-  expect_error(ErrorKind::kKey, "'in.bias' is spread already",
+  expect_error(ErrorKind::kKey, "'in.bias': is spread already",
                [&] { (void)shard_parameters(*mlp, {{"in.*", mesh, kRows}}); });
   EXPECT_EQ(layouts_of(*mlp).size(), 1);
 }
@@ -189,6 +190,42 @@ TEST(ShardParametersTest, ATiedParameterHasOneLayoutUnderAllItsNames) {
   EXPECT_EQ(state.at("1.weight").as_dtensor().placements(), kRows);
   EXPECT_TRUE(state.at("2.weight").is_tensor());
   load_state_dict(*module, state);
+}
+
+TEST(ShardParametersTest, OfATiedParametersRulesTheFirstCountsWhicheverNameItMatches) {
+  nn::Linear linear(2, 2);
+  nn::Sequential module(linear, linear);
+  const auto mesh = DeviceMesh::make({3}, 1);
+  const HookHandle handle = shard_parameters(*module, {{"1.weight", mesh, kWhole}, {"0.weight", mesh, kRows}});
+  EXPECT_EQ(state_dict(*module).at("0.weight").as_dtensor().placements(), kWhole);
+}
+
+TEST(ShardParametersTest, AllParametersThatAreSpreadAlreadyAreNamed) {
+  nn::Linear linear(2, 2);
+  const auto mesh = DeviceMesh::make({3}, 1);
+  const HookHandle handle = shard_parameters(*linear, {{"*", mesh, kRows}});
+  const std::size_t count = attachment_count();
+  for (const char* fault : {"2 faults", "'weight': is spread already", "'bias': is spread already"}) {
+    expect_error(ErrorKind::kKey, fault, [&] { std::ignore = shard_parameters(*linear, {{"*", mesh, kRows}}); });
+  }
+  EXPECT_EQ(attachment_count(), count);
+}
+
+TEST(ShardParametersTest, ARankOutsideOfTheMeshLoadsAsTheOthersDo) {
+  // Of the 2 x 3 elements that ranks 0 and 1 have, rank 2 has none.
+  const auto mesh = std::make_shared<const DeviceMesh>(Sizes{2}, std::vector<std::int64_t>{0, 1}, 2);
+  nn::Linear linear(3, 0);
+  const HookHandle handle =
+      shard_parameters(*linear, {{"weight", mesh, kRows, Sizes{2, 3}}, {"bias", mesh, kRows, Sizes{2}}});
+  Dict state = state_dict(*linear);
+  state["weight"] = DTensor::distribute(torch::ones({2, 3}), mesh, kRows);
+  state["bias"] = DTensor::distribute(torch::ones({2}), mesh, kRows);
+  const at::Tensor weight = linear->weight;
+  EXPECT_TRUE(load_state_dict(*linear, state).missing.empty());
+  EXPECT_TRUE(linear->weight.is_same(weight));
+  EXPECT_EQ(weight.sizes(), (at::IntArrayRef{0, 3}));
+  state["weight"] = DTensor::distribute(torch::ones({4, 3}), mesh, kRows);
+  expect_error(ErrorKind::kShape, "[4, 3]", [&] { load_state_dict(*linear, state); });
 }
 
 TEST(ShardParametersTest, OptimizersTakeTheLayouts) {

@@ -41,7 +41,8 @@ std::pair<Plans, Metadata> global_plan(Plans plans, SavePlannerOptions options =
   DefaultSavePlanner planner(options);
   SavePlannerContext context = context_of(0, static_cast<int>(plans.size()));
   context.use_collectives = use_collectives;
-  planner.set_up({}, context);
+  const StateDict state;
+  planner.set_up(state, context);
   return planner.create_global_plan(std::move(plans));
 }
 

@@ -31,10 +31,10 @@ StateDict sample() {
   return {{"w", w}, {"tied", w}, {"row", w[1]}, {"step", 7}, {"nested", Dict{{"b", counted({5}, at::kBFloat16)}}}};
 }
 
-TorchSaveOptions save_in(std::shared_ptr<FileSystem> files, TorchSaveFormat format = TorchSaveFormat::kZip) {
+TorchSaveOptions save_in(std::shared_ptr<FileSystem> files, TorchSaveForm form = TorchSaveForm::kZip) {
   TorchSaveOptions options;
   options.file_system = std::move(files);
-  options.format = format;
+  options.form = form;
   return options;
 }
 
@@ -120,7 +120,7 @@ TEST(TorchLoadTest, NamesTheFileAndThePlace) {
   out->append(as_bytes("some text that is no file of torch.save"));
   out->close();
   expect_error(ErrorKind::kCorruptData, "in text.pt", [&] { torch_load("text.pt", load_from(files)); });
-  EXPECT_EQ(torch_save_format("text.pt", files), std::nullopt);
+  EXPECT_EQ(torch_save_form("text.pt", files), std::nullopt);
   expect_error(ErrorKind::kUnsupported, "in a.pt",
                [&] { torch_save(Dict{{"b", at::empty({2}, at::kBits8)}}, "a.pt", save_in(files)); });
 }
@@ -146,7 +146,7 @@ TEST(TorchLoadTest, LeavesUnknownObjectsOutWhenTold) {
   const auto files = make_memory_file_system();
   // A dict whose key is a float, which no Dict can have.
   const Bytes known = [&] {
-    torch_save(Dict{{"a", Dict{{std::int64_t{7}, 8}}}}, "known.pt", save_in(files, TorchSaveFormat::kLegacy));
+    torch_save(Dict{{"a", Dict{{std::int64_t{7}, 8}}}}, "known.pt", save_in(files, TorchSaveForm::kBeforeZip));
     return read_whole_file(*files, "known.pt", 1 << 20);
   }();
   const std::string text(as_text(known));
@@ -166,19 +166,19 @@ TEST(TorchLoadTest, LeavesUnknownObjectsOutWhenTold) {
 
 TEST(TorchFiles, CopiedTensorByTensor) {
   const auto files = make_memory_file_system();
-  for (const TorchSaveFormat format : {TorchSaveFormat::kZip, TorchSaveFormat::kLegacy}) {
+  for (const TorchSaveForm form : {TorchSaveForm::kZip, TorchSaveForm::kBeforeZip}) {
     const StateDict state = sample();
-    torch_save(state, "a.pt", save_in(files, format));
+    torch_save(state, "a.pt", save_in(files, form));
     const TorchFileReader reader("a.pt", load_from(files));
-    EXPECT_EQ(reader.format(), format);
-    EXPECT_EQ(torch_save_format("a.pt", files), format);
+    EXPECT_EQ(reader.form(), form);
+    EXPECT_EQ(torch_save_form("a.pt", files), form);
     ASSERT_EQ(reader.tensors().size(), 4u);
     EXPECT_EQ(describe(reader.tensors()[3].path), "['nested']['b']");
     EXPECT_EQ(reader.tensors()[3].dtype, at::kBFloat16);
     EXPECT_EQ(reader.tensors()[3].sizes, Sizes{5});
     EXPECT_EQ(reader.tensors()[0].storage_key, reader.tensors()[2].storage_key);
 
-    TorchFileWriter writer(reader.structure(), "b.pt", save_in(files, format));
+    TorchFileWriter writer(reader.structure(), "b.pt", save_in(files, form));
     std::size_t written = 0;
     for (const std::size_t number : {0, 2, 3}) {  // 1 is tied to 0
       ASSERT_NE(writer.awaited(), nullptr);

@@ -10,6 +10,7 @@
 #include "torch_dcp/base/export.h"
 #include "torch_dcp/base/limits.h"
 #include "torch_dcp/format/torch_archive.h"
+#include "torch_dcp/format/torch_save_form.h"
 #include "torch_dcp/io/file_system.h"
 #include "torch_dcp/state_dict/path.h"
 #include "torch_dcp/state_dict/value.h"
@@ -17,12 +18,6 @@
 // A file of torch.save: any value, with any number of tensors that may share storages. FORMAT.md has the picture.
 
 namespace dcp {
-
-/// The two forms of torch.save.
-enum class TorchSaveForm : std::uint8_t {
-  kZip,        ///< since PyTorch 1.6
-  kBeforeZip,  ///< `_use_new_zipfile_serialization=False`
-};
 
 /// A tensor in a file.
 struct SavedTensor {

@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <string>
 #include <utility>
 
 #include "torch_dcp/model_state/hook_registry_internal.h"
@@ -9,7 +10,9 @@
 namespace dcp {
 namespace {
 
-constexpr const char* kDoubled = "the module has extra state already: it can have one only";
+std::string doubled(const torch::nn::Module& module) {
+  return c10::str("the module ", module.name(), " has extra state already: it can have one only");
+}
 
 }  // namespace
 
@@ -20,8 +23,8 @@ HasNonPersistentBuffers::~HasNonPersistentBuffers() = default;
 HookHandle register_extra_state(torch::nn::Module& module, std::function<Value()> getter,
                                 std::function<void(const Value&)> setter) {
   DCP_CHECK(getter && setter, kInvalidArgument, "extra state needs a getter and a setter: one of them is empty");
-  DCP_CHECK(dynamic_cast<const HasExtraState*>(&module) == nullptr, kKey, kDoubled);
-  return attach(module, ExtraStateCalls{std::move(getter), std::move(setter)}, kDoubled);
+  DCP_CHECK(dynamic_cast<const HasExtraState*>(&module) == nullptr, kKey, doubled(module));
+  return attach(module, ExtraStateCalls{std::move(getter), std::move(setter)}, doubled(module).c_str());
 }
 
 HookHandle register_non_persistent_buffers(torch::nn::Module& module, const std::set<std::string>& names) {

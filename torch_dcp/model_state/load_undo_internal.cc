@@ -7,12 +7,33 @@
 
 namespace dcp {
 
+namespace {
+
+bool has_memory(const at::Tensor& tensor, const at::Tensor& memory) {
+  if (!tensor.has_storage() || !memory.has_storage()) return tensor.has_storage() == memory.has_storage();
+  return tensor.scalar_type() == memory.scalar_type() && tensor.sizes() == memory.sizes() &&
+         tensor.strides() == memory.strides() && tensor.storage_offset() == memory.storage_offset() &&
+         tensor.storage().is_alias_of(memory.storage());
+}
+
+/// A value that cannot be compared counts as changed: it is put back all the same.
+bool is_unchanged(const std::function<Value()>& now, const Value& was) {
+  try {
+    return bit_equal(now(), was);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
 void LoadUndo::keep(const at::Tensor& tensor) {
-  if (known_.insert(tensor.unsafeGetTensorImpl()).second) tensors_.push_back({tensor, tensor.detach().clone()});
+  if (!known_.insert(tensor.unsafeGetTensorImpl()).second) return;
+  tensors_.push_back({tensor, tensor.detach(), tensor.detach().clone()});
 }
 
 void LoadUndo::keep_memory(const at::Tensor& tensor) {
-  if (known_.insert(tensor.unsafeGetTensorImpl()).second) tensors_.push_back({tensor, tensor.detach(), true});
+  if (known_.insert(tensor.unsafeGetTensorImpl()).second) tensors_.push_back({tensor, tensor.detach(), {}});
 }
 
 void LoadUndo::keep_gradient(const at::Tensor& tensor) {
@@ -42,11 +63,9 @@ std::string LoadUndo::put_back() {
   for (const KeptObject& kept : objects_) attempt(kept.what, kept.put_back);
   for (const KeptTensor& kept : tensors_) {
     attempt(c10::str("a tensor of shape ", kept.was.sizes()), [&] {
-      if (kept.is_memory) {
-        take_memory(kept.tensor, kept.was);
-      } else {
-        kept.tensor.copy_(kept.was);
-      }
+      if (!has_memory(kept.tensor, kept.memory)) take_memory(kept.tensor, kept.memory);
+      // What did not change may be a tensor that cannot be written, such as an expanded one.
+      if (kept.was.defined() && !is_unchanged([&] { return kept.tensor; }, kept.was)) kept.tensor.copy_(kept.was);
     });
   }
   for (KeptGradient& kept : gradients_) {
@@ -57,7 +76,7 @@ std::string LoadUndo::put_back() {
   }
   for (const KeptExtra& kept : extras_) {
     attempt("'" + kept.key + "'", [&] {
-      if (!bit_equal(kept.calls.get(), kept.was)) kept.calls.set(kept.was);
+      if (!is_unchanged(kept.calls.get, kept.was)) kept.calls.set(kept.was);
     });
   }
   return failures;

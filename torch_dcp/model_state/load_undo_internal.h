@@ -15,7 +15,7 @@ namespace dcp {
 /// What a load is about to change, as it was before. Costs a copy of all that is kept, but for memory.
 class LoadUndo {
  public:
-  /// Keeps the elements of a tensor; one that is kept already is not kept again.
+  /// Keeps the elements of a tensor and which memory it has; one that is kept already is not kept again.
   void keep(const at::Tensor& tensor);
   /// Keeps which memory a tensor has: for one that is about to take other memory. Its elements are not copied.
   void keep_memory(const at::Tensor& tensor);
@@ -33,8 +33,8 @@ class LoadUndo {
  private:
   struct KeptTensor {
     at::Tensor tensor;
-    at::Tensor was;
-    bool is_memory = false;
+    at::Tensor memory;  ///< that it had
+    at::Tensor was;     ///< its elements; undefined if they were not kept
   };
   struct KeptExtra {
     std::string key;

@@ -12,6 +12,7 @@
 #include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/model_state/optimizer_positional_state_internal.h"
 #include "torch_dcp/model_state/optimizer_state_internal.h"
+#include "torch_dcp/state_dict/equal.h"
 
 namespace dcp {
 namespace {
@@ -69,9 +70,10 @@ class Renumbering {
     Dict named = given;
     Value* groups = named.find(kGroups);
     if (groups != nullptr && groups->is_list()) rename_groups(groups->as_list());
-    faults_.throw_if_any("cannot set the state of the optimizer", DCP_WHERE);
+    faults_.throw_if_any(kHeading, DCP_WHERE);
     Value* state = named.find(kState);
     if (state != nullptr && state->is_dict()) *state = rename_state(std::move(state->as_dict()));
+    faults_.throw_if_any(kHeading, DCP_WHERE);
     return named;
   }
 
@@ -79,6 +81,8 @@ class Renumbering {
   const std::vector<std::string>& unexpected() const { return unexpected_; }
 
  private:
+  static constexpr const char* kHeading = "cannot set the state of the optimizer";
+
   void rename_groups(List& groups) {
     if (groups.size() != live_.groups.size()) {
       faults_.add(ErrorKind::kInvalidArgument, kGroups,
@@ -118,10 +122,14 @@ class Renumbering {
     Dict renamed;
     for (auto& [key, values] : given) {
       const auto it = live_of_stored_.find(to_string(key));
-      if (it != live_of_stored_.end()) {
-        renamed.insert_or_assign(it->second, std::move(values));
-      } else {
+      if (it == live_of_stored_.end()) {
         unexpected_.push_back(c10::str(kState, ".", to_string(key)));
+      } else if (const Value* other = renamed.find(it->second)) {
+        if (bit_equal(*other, values)) continue;
+        faults_.add(ErrorKind::kKey, c10::str(kState, ".", to_string(key)),
+                    c10::str("is a second entry for parameter ", it->second, ", of other values"));
+      } else {
+        renamed.insert_or_assign(it->second, std::move(values));
       }
     }
     return renamed;

@@ -56,6 +56,8 @@ Sizes whole_of_equal_parts(const ShardRule& rule, c10::IntArrayRef local) {
   return sizes;
 }
 
+constexpr const char* kIsSpread = "is spread already";
+
 /// Finds how each parameter is spread.
 class Spreading {
  public:
@@ -63,7 +65,7 @@ class Spreading {
 
   void run(const std::vector<OwnParameter>& parameters) {
     check_rules();
-    for (const OwnParameter& parameter : parameters) find_rule(parameter);
+    for (std::size_t i = 0; i < rules_.size(); ++i) apply(i, parameters);
     for (const OwnParameter& parameter : parameters) check(parameter);
     for (std::size_t i = 0; i < rules_.size(); ++i) {
       if (!is_used_[i]) faults_.add(ErrorKind::kKey, rules_[i].pattern, "matches no parameter of the module");
@@ -87,11 +89,12 @@ class Spreading {
     faults_.throw_if_any(kHeading, DCP_WHERE);
   }
 
-  void find_rule(const OwnParameter& parameter) {
-    for (std::size_t i = 0; i < rules_.size(); ++i) {
-      if (!matches(rules_[i], parameter.fqn)) continue;
-      is_used_[i] = true;
-      rule_of_.try_emplace(parameter.tensor.unsafeGetTensorImpl(), &rules_[i]);
+  /// Of a tied parameter's names any may match, and the first rule counts.
+  void apply(std::size_t rule, const std::vector<OwnParameter>& parameters) {
+    for (const OwnParameter& parameter : parameters) {
+      if (!matches(rules_[rule], parameter.fqn)) continue;
+      is_used_[rule] = true;
+      rule_of_.try_emplace(parameter.tensor.unsafeGetTensorImpl(), &rules_[rule]);
     }
   }
 
@@ -99,6 +102,7 @@ class Spreading {
     const void* key = parameter.tensor.unsafeGetTensorImpl();
     const auto it = rule_of_.find(key);
     if (it == rule_of_.end() || layouts_.contains(key)) return;
+    if (hooks_.layout_of(parameter.tensor)) faults_.add(ErrorKind::kKey, parameter.fqn, kIsSpread);
     const ShardRule& rule = *it->second;
     DTensorLayout& layout = layouts_[key] = {rule.mesh, rule.placements, Sizes()};
     try {
@@ -115,6 +119,7 @@ class Spreading {
   }
 
   const std::vector<ShardRule>& rules_;
+  const HookTable hooks_ = current_hooks();
   std::vector<bool> is_used_;
   std::unordered_map<const void*, const ShardRule*> rule_of_;
   std::unordered_map<const void*, DTensorLayout> layouts_;
@@ -138,14 +143,18 @@ void spread(const OwnLayouts& layouts, const std::string& prefix, Dict& state) {
 }
 
 void take_parts(const OwnLayouts& layouts, const LoadPreHookArgs& args) {
+  std::map<std::string, at::Tensor> own;
+  for (const auto& item : args.module.named_parameters(/*recurse=*/false)) own.emplace(item.key(), item.value());
   for (const auto& [name, layout] : layouts) {
     const std::string fqn = args.prefix + name;
     Value* value = args.state.find(fqn);
     if (value == nullptr) continue;
     std::optional<AdapterFault> fault;
     if (value->kind() == ValueKind::kDTensor) {
-      fault = layout_fault(value->as_dtensor(), layout);
-      *value = at::Tensor(value->as_dtensor().local());
+      const DTensor given = value->as_dtensor();
+      fault = layout_fault(given, layout);
+      // A rank outside of the mesh has no part: nothing is given for its tensor, whatever shape that has.
+      *value = given.is_in_mesh() ? given.local() : own.at(name);
     } else if (value->is_tensor()) {
       fault = plain_tensor_fault(layout);
     }
@@ -173,7 +182,8 @@ HookHandle shard_parameters(Module& module, const std::vector<ShardRule>& rules)
     if (of_owner.empty()) owners.push_back(parameter.owner);
     of_owner.emplace(parameter.name, *layout);
     if (!attached.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
-    const std::string doubled = "the parameter '" + parameter.fqn + "' is spread already";
+    // Another thread may have done it since the check.
+    const std::string doubled = "the parameter '" + parameter.fqn + "' " + kIsSpread;
     handle.add(attach(parameter.tensor, TensorSpread{*layout}, doubled.c_str()));
   }
   for (Module* owner : owners) {

@@ -18,7 +18,9 @@ class DCP_API DefaultSavePlanner : public SavePlanner {
   explicit DefaultSavePlanner(SavePlannerOptions options = {});
   ~DefaultSavePlanner() override;
 
+  /// The planner refers to what is in `state`, which the caller keeps as it is until the save ends.
   void set_up(const StateDict& state, const SavePlannerContext& context) override;
+  void set_up(StateDict&& state, const SavePlannerContext& context) = delete;
   SavePlan create_local_plan() override;
   std::pair<std::vector<SavePlan>, Metadata> create_global_plan(std::vector<SavePlan> all_plans) override;
   SavePlan finish_plan(SavePlan plan) override;

@@ -28,14 +28,6 @@ std::shared_ptr<FileSystem> or_local(const std::shared_ptr<FileSystem>& files) {
   return files ? files : local_file_system();
 }
 
-TorchSaveForm form_of(TorchSaveFormat format) {
-  return format == TorchSaveFormat::kZip ? TorchSaveForm::kZip : TorchSaveForm::kBeforeZip;
-}
-
-TorchSaveFormat format_of(TorchSaveForm form) {
-  return form == TorchSaveForm::kZip ? TorchSaveFormat::kZip : TorchSaveFormat::kLegacy;
-}
-
 TorchFileTensor describe_tensor(const SavedTensor& saved) {
   TorchFileTensor tensor;
   tensor.path = saved.path;
@@ -81,7 +73,7 @@ TorchFileReader::TorchFileReader(std::string path, TorchLoadOptions options) {
 TorchFileReader::~TorchFileReader() = default;
 TorchFileReader::TorchFileReader(TorchFileReader&&) noexcept = default;
 
-TorchSaveFormat TorchFileReader::format() const { return format_of(state_->file.form()); }
+TorchSaveForm TorchFileReader::form() const { return state_->file.form(); }
 const Value& TorchFileReader::structure() const { return state_->file.structure(); }
 const std::vector<TorchFileTensor>& TorchFileReader::tensors() const { return state_->tensors; }
 const std::vector<std::string>& TorchFileReader::skipped() const { return state_->skipped; }
@@ -105,7 +97,7 @@ struct TorchFileWriter::State {
   State(const Value& structure, std::string file_path, const TorchSaveOptions& options)
       : path(std::move(file_path)),
         file(or_local(options.file_system), path, options.sync),
-        writer(file.file(), structure, form_of(options.format)) {}
+        writer(file.file(), structure, options.form) {}
 
   std::string path;
   AtomicFile file;
@@ -145,10 +137,9 @@ void torch_save(const Value& value, const std::string& path, const TorchSaveOpti
   writer.commit();
 }
 
-std::optional<TorchSaveFormat> torch_save_format(const std::string& path, std::shared_ptr<FileSystem> file_system) {
+std::optional<TorchSaveForm> torch_save_form(const std::string& path, std::shared_ptr<FileSystem> file_system) {
   const auto file = or_local(file_system)->open_file(path);
-  const auto form = with_path(path, [&] { return find_torch_save_form(*file); });
-  return form ? std::optional(format_of(*form)) : std::nullopt;
+  return with_path(path, [&] { return find_torch_save_form(*file); });
 }
 
 }  // namespace dcp

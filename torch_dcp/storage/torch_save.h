@@ -11,6 +11,7 @@
 #include "torch_dcp/base/bytes.h"
 #include "torch_dcp/base/export.h"
 #include "torch_dcp/base/limits.h"
+#include "torch_dcp/format/torch_save_form.h"
 #include "torch_dcp/io/file_system.h"
 #include "torch_dcp/state_dict/path.h"
 #include "torch_dcp/state_dict/value.h"
@@ -19,12 +20,6 @@
 // Files of Python's torch.save, both ways; beside checkpoints, for weights that come from or go to other programs.
 
 namespace dcp {
-
-/// The two forms of torch.save. Both are read; PyTorch reads both too.
-enum class TorchSaveFormat : std::uint8_t {
-  kZip,     ///< since PyTorch 1.6
-  kLegacy,  ///< `_use_new_zipfile_serialization=False`: no checksums; no dtype that has no storage class of its own
-};
 
 struct TorchLoadOptions {
   bool verify_checksums = true;  ///< the CRC-32 of every storage, where one is recorded
@@ -50,7 +45,7 @@ struct TorchLoadOptions {
 DCP_API Value torch_load(const std::string& path, const TorchLoadOptions& options = {});
 
 struct TorchSaveOptions {
-  TorchSaveFormat format = TorchSaveFormat::kZip;
+  TorchSaveForm form = TorchSaveForm::kZip;
   bool sync = true;                                   ///< waits until the file is on the medium
   std::shared_ptr<FileSystem> file_system = nullptr;  ///< the local one if null
 };
@@ -90,7 +85,7 @@ class DCP_API TorchFileReader {
   ~TorchFileReader();
   TorchFileReader(TorchFileReader&&) noexcept;
 
-  TorchSaveFormat format() const;
+  TorchSaveForm form() const;
 
   /// The value with every tensor on the meta device: dtype, sizes and strides without elements.
   const Value& structure() const;
@@ -160,7 +155,7 @@ class DCP_API TorchFileWriter {
 /// The form of a file of torch.save; nothing for a file that does not begin as one.
 ///
 /// \throws dcp::Error kNotFound, kIo.
-DCP_API std::optional<TorchSaveFormat> torch_save_format(const std::string& path,
-                                                         std::shared_ptr<FileSystem> file_system = nullptr);
+DCP_API std::optional<TorchSaveForm> torch_save_form(const std::string& path,
+                                                     std::shared_ptr<FileSystem> file_system = nullptr);
 
 }  // namespace dcp
