@@ -22,6 +22,7 @@ class Communicator;
 class Dict;
 class FileSystem;
 class LoadPlanner;
+class SavePlanCache;
 class SavePlanner;
 class Stateful;
 class StorageReader;

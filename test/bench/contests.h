@@ -13,7 +13,7 @@ void measure_large(const Settings& settings, PythonPeer* python, Report& report)
 /// Many small tensors against the peers.
 void measure_small(const Settings& settings, PythonPeer* python, Report& report);
 
-/// A slice of a large tensor: time, and bytes read.
+/// A slice of a large tensor: time, and bytes read; bytes read where shards are cut otherwise than they were saved.
 void measure_slice(const Settings& settings, PythonPeer* python, Report& report);
 
 /// The global plan of many ranks.
@@ -21,5 +21,9 @@ void measure_planning(const Settings& settings, PythonPeer* python, Report& repo
 
 /// Writing and reading the metadata of many keys.
 void measure_metadata(const Settings& settings, PythonPeer* python, Report& report);
+
+/// The coordinator's planning for simulated jobs of up to thousands of ranks, phase by phase: time, bytes and memory
+/// for each item.
+void measure_scale(const Settings& settings, PythonPeer* python, Report& report);
 
 }  // namespace dcp::bench

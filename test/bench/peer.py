@@ -91,9 +91,10 @@ class Peer:
             items = []
             paths = {}
             for i in range(sharded + replicated):
-                key = f"layers.{i}.weight"
-                paths[key] = ("layers", str(i), "weight")
                 is_sharded = i < sharded
+                group, number = ("layers", i) if is_sharded else ("norms", i - sharded)
+                key = f"{group}.{number}.weight"
+                paths[key] = (group, str(number), "weight")
                 size = torch.Size((8 * ranks, 64) if is_sharded else (64, 64))
                 offsets = torch.Size((8 * rank, 0) if is_sharded else (0, 0))
                 chunk = ChunkStorageMetadata(offsets=offsets, sizes=torch.Size((8, 64)) if is_sharded else size)
@@ -103,7 +104,17 @@ class Peer:
             plans.append(SavePlan(items, planner_data=paths))
         planner = DefaultSavePlanner()
         planner.set_up_planner({}, is_coordinator=True)
-        return timed(lambda: planner.create_global_plan(plans))
+        pickled = [pickle.dumps(plan) for plan in plans]
+        del plans
+        received, planned = [], []
+        load = timed(lambda: received.extend(pickle.loads(data) for data in pickled))
+        answer = timed(lambda: planned.append(planner.create_global_plan(received)))
+        dump = timed(lambda: [pickle.dumps(plan) for plan in planned[0][0]])
+        return answer | {
+            "load_seconds": load["seconds"],
+            "dump_seconds": dump["seconds"],
+            "bytes": sum(map(len, pickled))
+        }
 
     def metadata(self, path):
         with open(path, "rb") as file:

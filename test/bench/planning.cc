@@ -6,35 +6,13 @@
 #include <vector>
 
 #include "test/bench/contests.h"
+#include "test/bench/plan_layouts.h"
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/format/metadata_pickle.h"
 #include "torch_dcp/plan/default_save_planner.h"
 
 namespace dcp::bench {
 namespace {
-
-constexpr std::int64_t kRows = 8;
-constexpr std::int64_t kColumns = 64;
-
-/// The plan that one rank offers: its rows of sharded tensors, and whole replicated ones.
-SavePlan make_plan(const Settings& settings, std::int64_t rank, std::int64_t ranks) {
-  SavePlan plan;
-  OrderedMap<std::string, Path>& paths = plan.planner_data.emplace();
-  for (std::int64_t i = 0; i < settings.sharded + settings.replicated; ++i) {
-    const bool is_sharded = i < settings.sharded;
-    WriteItem item;
-    item.type = WriteItemType::kShard;
-    item.size = is_sharded ? Sizes{kRows * ranks, kColumns} : Sizes{kColumns, kColumns};
-    item.chunk.offsets = is_sharded ? Sizes{kRows * rank, 0} : Sizes{0, 0};
-    item.chunk.sizes = is_sharded ? Sizes{kRows, kColumns} : item.size;
-    item.index.fqn = "layers." + std::to_string(i) + ".weight";
-    item.index.offset = item.chunk.offsets;
-    paths.insert(item.index.fqn,
-                 {PathItem::dict_key("layers"), PathItem::dict_key(std::to_string(i)), PathItem::dict_key("weight")});
-    plan.items.push_back(std::move(item));
-  }
-  return plan;
-}
 
 double plan_ours(const std::vector<SavePlan>& offered, const std::vector<std::int64_t>& expected_chunks) {
   std::vector<SavePlan> plans = offered;
@@ -55,7 +33,8 @@ double plan_ours(const std::vector<SavePlan>& offered, const std::vector<std::in
 
 Times measure_ranks(const Settings& settings, std::int64_t ranks, Report& report) {
   std::vector<SavePlan> plans;
-  for (std::int64_t rank = 0; rank < ranks; ++rank) plans.push_back(make_plan(settings, rank, ranks));
+  const PlanLayout layout = sharded_layout(settings);
+  for (std::int64_t rank = 0; rank < ranks; ++rank) plans.push_back(layout.make_plan(rank, ranks));
   std::vector<std::int64_t> chunks(static_cast<std::size_t>(settings.sharded), ranks);
   chunks.resize(static_cast<std::size_t>(settings.sharded + settings.replicated), 1);
   Contest contest("global plan of " + std::to_string(ranks) + " ranks");
@@ -103,7 +82,7 @@ void measure_planning(const Settings& settings, PythonPeer* python, Report& repo
                                             {"replicated", settings.replicated}}));
   }
   report.add(peer, "global plan of " + std::to_string(settings.ranks) + " ranks");
-  report.ratio("global plan: Python DCP / torch_dcp", &peer, &all, 100);
+  report.ratio("global plan alone: Python DCP / torch_dcp", &peer, &all, 100);
 }
 
 void measure_metadata(const Settings& settings, PythonPeer* python, Report& report) {

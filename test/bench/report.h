@@ -18,7 +18,9 @@ class Report {
   /// \param units  Bytes or items of one run, for the rate; 0 for none.
   void add(const Contest& contest, double units, const std::string& unit);
   /// Adds the times of somebody who ran outside of any contest.
-  void add(const Times& times, const std::string& contest) { measured_.push_back({contest, times, 0, ""}); }
+  void add(const Times& times, const std::string& contest, double units = 0, const std::string& unit = "") {
+    measured_.push_back({contest, times, units, unit});
+  }
 
   /// Adds a ratio that should be `target` or more: `slower / faster`, of the best runs and of the medians.
   void ratio(const std::string& what, double of_bests, double of_medians, double target);

@@ -29,6 +29,7 @@ Report run(const Settings& settings, std::ostream& out) {
   measure("slice", measure_slice);
   measure("planning", measure_planning);
   measure("metadata", measure_metadata);
+  measure("scale", measure_scale);
   report.print(out);
   if (!settings.json.empty()) {
     std::ofstream file(settings.json);

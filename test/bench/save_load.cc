@@ -21,6 +21,7 @@ void make_quick(dcp::bench::Settings& settings) {
   settings.small_count = 2'000;
   settings.ranks = 64;
   settings.keys = 100'000;
+  settings.scale_ranks = {8, 64, 512};
 }
 
 }  // namespace
@@ -45,8 +46,9 @@ int main(int argc, char** argv) {
   app.add_option("--slice-tensor-bytes", settings.slice_tensor_bytes);
   app.add_option("--ranks", settings.ranks);
   app.add_option("--keys", settings.keys);
+  app.add_option("--scale-ranks", settings.scale_ranks, "ranks of the simulated jobs, rising")->delimiter(',');
   app.add_option("--python-slow-rounds", settings.python_slow_rounds, "of what takes Python a minute");
-  app.add_option("--only", sections, "sections: large small slice planning metadata")->delimiter(',');
+  app.add_option("--only", sections, "sections: large small slice planning metadata scale")->delimiter(',');
   app.add_flag("--no-python", has_no_python);
   app.add_option("--json", settings.json, "file for all results");
   for (int i = 1; i < argc; ++i) {

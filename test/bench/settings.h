@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace dcp::bench {
 
@@ -16,16 +17,17 @@ struct Settings {
   std::int64_t small_bytes = 4096;
   std::int64_t small_count = 20'000;
   std::int64_t slice_tensor_bytes = std::int64_t{256} << 20;
-  std::int64_t ranks = 512;
+  std::int64_t ranks = 512;  ///< also the most that Python plans for
   std::int64_t sharded = 1000;
   std::int64_t replicated = 100;
   std::int64_t keys = 560'000;
+  std::vector<std::int64_t> scale_ranks = {8, 64, 512, 4096, 16384};  ///< rising
 
   std::string disk;                 ///< a folder on the disk to be measured
   std::string memory = "/dev/shm";  ///< a folder in memory; empty: left out
   std::string peer_script;          ///< empty: without Python
   std::string json;                 ///< a file for the results; empty: none
-  std::set<std::string> sections = {"large", "small", "slice", "planning", "metadata"};
+  std::set<std::string> sections = {"large", "small", "slice", "planning", "metadata", "scale"};
 };
 
 }  // namespace dcp::bench

@@ -1,10 +1,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "test/bench/contests.h"
 #include "test/bench/raw_io.h"
@@ -51,20 +53,56 @@ class CountingFiles : public FileSystemWrapper {
   std::atomic<std::uint64_t> bytes_ = 0;
 };
 
-/// A destination of one box of the stored tensor `t`.
-StateDict make_destination(std::int64_t all_rows, Sizes begin, Sizes sizes) {
-  const at::Tensor part = at::empty(sizes, at::kFloat);
-  return {{"t", ShardedTensor({all_rows, kColumns}, at::kFloat, {{part, std::move(begin)}})}};
+/// Boxes of a tensor `t` of `all_rows` that this process holds or wants.
+StateDict make_boxes(std::int64_t all_rows, const std::vector<Box>& boxes) {
+  std::vector<Shard> shards;
+  for (const Box& box : boxes) shards.push_back({at::empty(box.sizes, at::kFloat), box.offsets});
+  return {{"t", ShardedTensor({all_rows, kColumns}, at::kFloat, std::move(shards))}};
 }
 
-double read_amplification(const std::string& folder, std::int64_t all_rows, const Sizes& begin, const Sizes& sizes) {
+/// Bytes of data files read for one of the elements' bytes, by as many processes as there are boxes, one after the
+/// other.
+double read_amplification(const std::string& folder, std::int64_t all_rows, const std::vector<Box>& boxes) {
   const auto files = std::make_shared<CountingFiles>();
-  FileSystemReaderOptions options;
-  options.file_system = files;
-  FileSystemReader reader(folder, options);
-  StateDict state = make_destination(all_rows, begin, sizes);
-  load(state, reader);
-  return static_cast<double>(files->bytes()) / static_cast<double>(sizes[0] * sizes[1] * 4);
+  std::int64_t needed = 0;
+  for (const Box& box : boxes) {
+    FileSystemReaderOptions options;
+    options.file_system = files;
+    FileSystemReader reader(folder, options);
+    StateDict state = make_boxes(all_rows, {box});
+    load(state, reader);
+    needed += box.sizes[0] * box.sizes[1] * 4;
+  }
+  return static_cast<double>(files->bytes()) / static_cast<double>(needed);
+}
+
+/// The whole cut along `dim` by the chunk rule.
+std::vector<Box> cut(std::int64_t all_rows, std::size_t dim, std::int64_t parts) {
+  std::vector<Box> boxes;
+  const Sizes all{all_rows, kColumns};
+  const std::int64_t each = (all[dim] + parts - 1) / parts;
+  for (std::int64_t begin = 0; begin < all[dim]; begin += each) {
+    Box box{{0, 0}, all};
+    box.offsets[dim] = begin;
+    box.sizes[dim] = std::min(each, all[dim] - begin);
+    boxes.push_back(std::move(box));
+  }
+  return boxes;
+}
+
+void measure_resharding(const std::string& folder, std::int64_t rows, Report& report) {
+  for (const std::size_t dim : {std::size_t{0}, std::size_t{1}}) {
+    save_ours(make_boxes(rows, cut(rows, dim, 4)), folder, {true, true, 1});
+    const double amplification = read_amplification(folder, rows, cut(rows, dim, 3));
+    const std::string what = c10::str("resharding 4 to 3 along dimension ", dim, ": bytes read / needed");
+    if (dim == 0) {
+      report.bound(what, amplification, 1.05);
+    } else {
+      // Runs of a few hundred bytes: the holes between them are read along, since a call for each takes longer.
+      report.note(what, amplification);
+    }
+    remove_and_settle(folder);
+  }
 }
 
 }  // namespace
@@ -77,7 +115,7 @@ void measure_slice(const Settings& settings, PythonPeer* python, Report& report)
     save_ours({{"t", state["t00000"].as_tensor().view({rows, kColumns})}}, folder, {true, true, 1});
   }
   const std::int64_t row = rows / 2;
-  StateDict destination = make_destination(rows, {row, 0}, {1, kColumns});
+  StateDict destination = make_boxes(rows, {{{row, 0}, {1, kColumns}}});
   Contest contest("one row of 4 KiB of a large tensor");
   contest.add("torch_dcp", [&] { return load_ours(destination, folder, true, 1); });
   if (python) {
@@ -90,12 +128,13 @@ void measure_slice(const Settings& settings, PythonPeer* python, Report& report)
   report.add(contest, 0, "");
   report.ratio("4 KiB slice: Python DCP / torch_dcp", contest.find("Python DCP"), contest.find("torch_dcp"), 100);
   report.note("bytes read per byte of a 4 KiB slice, the item's frame included",
-              read_amplification(folder, rows, {row, 0}, {1, kColumns}));
+              read_amplification(folder, rows, {{{row, 0}, {1, kColumns}}}));
   report.bound("a quarter of the rows: bytes read / needed",
-               read_amplification(folder, rows, {rows / 4, 0}, {rows / 4, kColumns}), 1.05);
+               read_amplification(folder, rows, {{{rows / 4, 0}, {rows / 4, kColumns}}}), 1.05);
   report.bound("half of the columns: bytes read / needed",
-               read_amplification(folder, rows, {0, kColumns / 4}, {rows, kColumns / 2}), 1.05);
+               read_amplification(folder, rows, {{{0, kColumns / 4}, {rows, kColumns / 2}}}), 1.05);
   remove_and_settle(folder);
+  measure_resharding(settings.disk + "/reshard", rows, report);
 }
 
 }  // namespace dcp::bench

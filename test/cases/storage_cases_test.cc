@@ -468,6 +468,9 @@ TEST(Cases, O13_DamagedOrForeignDirectories) {
     const bool is_absent = damage.texts[0] == "incomplete checkpoint";
     EXPECT_EQ(errors.kind(), is_absent ? ErrorKind::kNotFound : ErrorKind::kCorruptData) << errors.text();
     EXPECT_FALSE(is_complete(path, files));
+    // Rebuilt without a state dict it is refused for the same reason.
+    const std::string rebuilding = error_of([&] { Place{files}.rebuild(path); });
+    for (const std::string& text : damage.texts) EXPECT_NE(rebuilding.find(text), std::string::npos) << rebuilding;
   }
 }
 
@@ -532,6 +535,34 @@ TEST(Cases, O15_SizesDiffer) {
         EXPECT_EQ(errors.kind(), ErrorKind::kShape);
       }
     }
+  }
+}
+
+TEST(Cases, O15_SizesOfSpreadTensorsDiffer) {
+  constexpr int kWorld = 2;
+  for (const bool is_partial : {false, true}) {
+    const auto files = make_memory_file_system();
+    ErrorsByRank errors(kWorld);
+    run_ranks(kWorld, [&](RankContext& ranks) {
+      const Place place = place_of(ranks, files);
+      place.save({{"spread", split(counted({4, 3}), ranks)}, {"whole", counted({4, 3})}, {"cut", counted({4, 3})}},
+                 "c");
+      // The first has local parts of the stored size; the last none on rank 1.
+      const auto blank = [&] {
+        std::vector<Shard> shards;
+        if (ranks.rank() == 0) shards.push_back({pattern({4, 2}), {0, 0}});
+        return StateDict{{"spread", pattern_on(mesh_of(ranks), {Placement::replicate()}, {2, 3})},
+                         {"whole", split_pattern({5, 3}, ranks)},
+                         {"cut", ShardedTensor({4, 2}, at::kFloat, std::move(shards))}};
+      };
+      StateDict state = blank();
+      LoadOptions options;
+      options.partial = is_partial;
+      errors.run(ranks.rank(), [&] { place.load(state, "c", options); });
+      expect_same(state, blank());
+    });
+    errors.expect(all_of(kWorld), {"'spread'", "'whole'", "'cut'", "[4, 3]", "[2, 3]", "[5, 3]", "[4, 2]"});
+    EXPECT_EQ(errors.kind(), ErrorKind::kShape);
   }
 }
 

@@ -161,6 +161,26 @@ TEST(Load, PartialAndConversionsAreReported) {
   expect_text(error_of([&] { place.load(state, "c", options); }), {"'m.w'", "float16", "float32"});
 }
 
+TEST(Load, GradientsAreNeitherSavedNorTouched) {
+  const Place place;
+  const auto parameter = [](double value) {
+    at::Tensor tensor = at::full({3}, value).requires_grad_(true);
+    tensor.mutable_grad() = at::full({3}, -value);
+    return tensor;
+  };
+  const Metadata metadata = place.save({{"p", parameter(1)}}, "c");
+  EXPECT_EQ(metadata.state_dict_metadata.size(), 1u);
+  EXPECT_TRUE(std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find("p")).properties.requires_grad);
+  const at::Tensor live = parameter(2);
+  const at::Tensor gradient = live.grad();
+  StateDict state = {{"p", live}};
+  place.load(state, "c");
+  EXPECT_TRUE(bit_equal(live.detach(), at::full({3}, 1.0)));
+  EXPECT_TRUE(live.requires_grad() && live.is_leaf());
+  EXPECT_TRUE(live.grad().is_same(gradient));
+  EXPECT_TRUE(bit_equal(gradient, at::full({3}, -2.0)));
+}
+
 StateDict typed_state() {
   return {{"state", Dict{{Key(std::int64_t{0}), Dict{{"step", counted({}) + 3}}}, {Key(std::int64_t{-7}), Dict{}}}},
           {"groups", List{Dict{{"lr", 0.1}, {"betas", Tuple{0.9, 0.999}}, {"params", List{0, 1}}}, Dict{{"lr", 0.2}}}},

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -51,6 +52,45 @@ TEST(Save, OneCommunicatorServesManySavesAndLoads) {
     }
     EXPECT_EQ(names_in(*files, "c").size(), 5u);
   });
+}
+
+// Only before the rename is it sure that nothing was committed, and what was written is removed.
+TEST(Save, ACommitThatFailsInStorageLeavesTheOldOrTheNewWhole) {
+  const std::string may_be = "it may have been committed; is_complete() and the metadata's save id tell";
+  for (const FileOp op :
+       {FileOp::kCreate, FileOp::kAppend, FileOp::kSync, FileOp::kClose, FileOp::kRename, FileOp::kSyncDirectory}) {
+    SCOPED_TRACE(file_op_name(op));
+    const auto files = std::make_shared<FaultInjectingFileSystem>(make_memory_file_system());
+    ErrorsByRank errors(3);
+    run_ranks(3, [&](RankContext& ranks) {
+      const Place place = place_of(ranks, files);
+      place.save({{"w", split(counted({7}), ranks)}}, "c");
+      const auto before = contents_of(*files, "c");
+      place.communicator->all_gather({});
+      if (ranks.rank() == 0) {
+        files->set_hook([=, is_renamed = std::make_shared<std::atomic<bool>>(false)](const FileEvent& event) {
+          const bool is_of_commit = event.path == "c/.metadata.tmp" || (event.path == "c" && *is_renamed);
+          DCP_CHECK(!is_of_commit || event.op != op, kIo, "the medium is broken");
+          if (event.op == FileOp::kRename && event.to == "c/.metadata") *is_renamed = true;
+        });
+      }
+      place.communicator->all_gather({});
+      errors.run(ranks.rank(), [&] { place.save({{"w", split(counted({7}) + 1, ranks)}}, "c"); });
+      place.communicator->all_gather({});
+      if (ranks.rank() == 0) files->clear_faults();
+      place.communicator->all_gather({});
+      const bool is_committed = op == FileOp::kSyncDirectory;
+      if (op != FileOp::kRename && !is_committed)
+        EXPECT_EQ(contents_of(*files, "c"), before) << "rank " << ranks.rank();
+      StateDict state = {{"w", split_pattern({7}, ranks)}};
+      place.load(state, "c");
+      expect_same(state, {{"w", split(counted({7}) + (is_committed ? 1 : 0), ranks)}});
+    });
+    errors.expect({0}, {"the medium is broken"});
+    EXPECT_EQ(errors.text().find(may_be) != std::string::npos, op == FileOp::kRename || op == FileOp::kSyncDirectory)
+        << errors.text();
+    EXPECT_EQ(errors.error().step(), "commit");
+  }
 }
 
 TEST(Save, AnyRankMayCoordinate) {

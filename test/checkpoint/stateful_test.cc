@@ -10,6 +10,7 @@
 
 #include "test/checkpoint/checkpoint_support.h"
 #include "test/support/expect_error.h"
+#include "torch_dcp/transform/clone.h"
 
 namespace dcp::test {
 namespace {
@@ -153,6 +154,17 @@ TEST_F(StatefulTest, AFailureOnOneRankIsThatOfAll) {
     place.save({{"app", app}}, "c");
   });
   errors.expect({1}, {"it is broken", "'app'"});
+}
+
+class Throwing final : public Stateful {
+ public:
+  Dict state_dict() override { DCP_THROW(kType, "its state cannot be had"); }
+  void load_state_dict(const Dict&) override {}
+};
+
+TEST(StatefulSnapshot, AnObjectThatThrowsIsItsError) {
+  const StateDict state = {{"a", counted({2})}, {"app", std::make_shared<Throwing>()}};
+  expect_error(ErrorKind::kType, "its state cannot be had", [&] { clone(state); });
 }
 
 }  // namespace

@@ -94,6 +94,31 @@ TEST(Verdict, NamesThoseThatFailedBeforeThoseThatSaw) {
   EXPECT_EQ(judged({lost0, silent}).label, "write");
 }
 
+// Rank 0 waited in vain for the last word of step 3, which was complete; nobody is late in step 4 for that.
+TEST(Verdict, AnEarlierStepsTimeOutMakesNobodyLate) {
+  RankSign timeout0 = saw(0, Observed::kTimeout, ErrorKind::kDeadline);
+  timeout0.report->position = {0, 3, "plan", Phase::kWaiting};
+  timeout0.report->early = RankFailure{0, ErrorKind::kIo, "of step 3", ""};
+  const RankSign between1 = saw(1, Observed::kNothing, ErrorKind::kInternal, Phase::kBetweenSteps);
+  EXPECT_EQ(names(judged({timeout0, between1})), (Names{{0, ErrorKind::kDeadline}}));
+  EXPECT_EQ(judged({timeout0, between1}).failures.at(0).message, "text of 0");
+}
+
+TEST(Verdict, NamesFailuresOfWhichWordWasLost) {
+  const RankSign silent;
+  const RankSign busy2 = saw(2, Observed::kNothing, ErrorKind::kInternal, Phase::kLocal);
+  RankSign early0 = saw(0, Observed::kTimeout, ErrorKind::kDeadline);
+  early0.report->early = RankFailure{0, ErrorKind::kIo, "no space", ""};
+  EXPECT_EQ(names(judged({early0, saw(1, Observed::kFollowed), busy2})),
+            (Names{{0, ErrorKind::kIo}, {2, ErrorKind::kDeadline}}));
+  EXPECT_EQ(names(judged({early0, silent, busy2})),
+            (Names{{0, ErrorKind::kIo}, {1, ErrorKind::kDeadline}, {2, ErrorKind::kDeadline}}));
+  early0.report->observed = Observed::kLost;
+  EXPECT_EQ(names(judged({early0, silent, busy2})), (Names{{0, ErrorKind::kIo}, {1, ErrorKind::kComm}}));
+  const std::string late = judged({silent, saw(1, Observed::kTimeout, ErrorKind::kDeadline)}).failures.at(0).message;
+  EXPECT_NE(late.find("step 'write' within its deadline of 1000 ms"), std::string::npos) << late;
+}
+
 TEST(Verdict, RoundTrips) {
   const Decision decision{false, "write", {{1, ErrorKind::kIo, "a", "b"}, {2, ErrorKind::kKey, "", ""}}};
   const Decision read = decode_decision(encode_decision(decision));
@@ -101,8 +126,11 @@ TEST(Verdict, RoundTrips) {
   EXPECT_EQ(read.label, decision.label);
   EXPECT_EQ(read.failures, decision.failures);
 
-  const Report report{{3, 9, "plan", Phase::kGlobal}, Observed::kTimeout, {1, ErrorKind::kDeadline, "late", "x:1"}};
+  Report report{{3, 9, "plan", Phase::kGlobal}, Observed::kTimeout, {1, ErrorKind::kDeadline, "late", "x:1"}};
+  EXPECT_EQ(decode_report(encode_report(report)).early, std::nullopt);
+  report.early = RankFailure{1, ErrorKind::kIo, "no space", "y:2"};
   const Report back = decode_report(encode_report(report));
+  EXPECT_EQ(back.early, report.early);
   EXPECT_EQ(back.position.generation, 3);
   EXPECT_EQ(back.position.step, 9);
   EXPECT_EQ(back.position.label, "plan");

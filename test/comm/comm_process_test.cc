@@ -1,25 +1,21 @@
 // Ranks as processes, which can be killed and stopped, over a store whose server is a
 // process too.
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "test/comm/rank_process.h"
 #include "torch_dcp/comm/communicator.h"
 #include "torch_dcp/comm/rank_step.h"
 
-namespace dcp {
+namespace dcp::test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -29,69 +25,6 @@ using std::chrono::steady_clock;
 constexpr int kRanks = 3;
 constexpr milliseconds kDeadline{2000};
 constexpr seconds kLimit{30};  // of a test, and of the life of its children
-
-struct Pipe {
-  Pipe() {
-    if (::pipe(ends) != 0) std::abort();
-  }
-  void write(const std::string& text) const {
-    if (::write(ends[1], text.data(), text.size()) != static_cast<ssize_t>(text.size())) std::abort();
-  }
-  // Up to a newline; what came, and a remark, if that takes longer than any child may live.
-  std::string read_line() const {
-    const auto until = steady_clock::now() + kLimit;
-    std::string line;
-    for (;;) {
-      const auto left = std::chrono::duration_cast<milliseconds>(until - steady_clock::now());
-      pollfd waited{ends[0], POLLIN, 0};
-      if (left.count() <= 0 || ::poll(&waited, 1, static_cast<int>(left.count())) != 1) return line + " (then nothing)";
-      char c = 0;
-      if (::read(ends[0], &c, 1) != 1 || c == '\n') return line;
-      line += c;
-    }
-  }
-
-  int ends[2] = {-1, -1};
-};
-
-c10::intrusive_ptr<c10d::TCPStore> connect(bool is_server, std::uint16_t port) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = is_server;
-  options.waitWorkers = false;
-  options.useLibUV = false;
-  options.timeout = seconds(20);
-  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-}
-
-class Child {
- public:
-  // Forks before this process has any thread of its own.
-  explicit Child(const std::function<void()>& body) : pid_(::fork()) {
-    if (pid_ != 0) return;
-    ::alarm(kLimit.count());  // whatever happens, no child outlives the test
-    body();
-    ::_exit(0);
-  }
-  void signal(int number) const { ::kill(pid_, number); }
-  int wait() {
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    waited_ = true;
-    return status;
-  }
-  ~Child() {
-    if (waited_) return;
-    signal(SIGKILL);
-    wait();
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
- private:
-  pid_t pid_;
-  bool waited_ = false;
-};
 
 // What a step did on one rank, on one line: "ok", or the failures and whether it was quick.
 std::string outcome_of(Communicator& comm, const std::string& label, const std::function<void()>& local,
@@ -120,27 +53,32 @@ class Job {
   using Body = std::function<void(Communicator&, const Pipe& told)>;
 
   explicit Job(const Body& body) : told_(kRanks), ports_(kRanks) {
-    server_ = std::make_unique<Child>([&] {
-      auto store = connect(true, 0);
-      for (const Pipe& port : ports_) port.write(std::to_string(store->getPort()) + "\n");
-      std::this_thread::sleep_for(kLimit);
-    });
+    server_ = std::make_unique<Child>(
+        [&] {
+          auto store = connect_store(true, 0);
+          for (const Pipe& port : ports_) port.write(std::to_string(store->getPort()) + "\n");
+          std::this_thread::sleep_for(kLimit);
+        },
+        kLimit);
     for (int rank = 0; rank < kRanks; ++rank) {
-      ranks_.push_back(std::make_unique<Child>([&, rank] {
-        auto store = connect(false, static_cast<std::uint16_t>(std::stoi(ports_[rank].read_line())));
-        CommunicatorOptions options;
-        options.deadline = kDeadline;
-        options.store = store;
-        options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""});
-        Communicator comm = Communicator::create(c10::make_intrusive<c10d::ProcessGroup>(store, rank, kRanks), options);
-        body(comm, told_[rank]);
-      }));
+      ranks_.push_back(std::make_unique<Child>(
+          [&, rank] {
+            auto store = connect_store(false, static_cast<std::uint16_t>(std::stoi(ports_[rank].read_line(kLimit))));
+            CommunicatorOptions options;
+            options.deadline = kDeadline;
+            options.store = store;
+            options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""});
+            Communicator comm =
+                Communicator::create(c10::make_intrusive<c10d::ProcessGroup>(store, rank, kRanks), options);
+            body(comm, told_[rank]);
+          },
+          kLimit));
     }
   }
 
   Child& server() { return *server_; }
   Child& rank(int rank) { return *ranks_[rank]; }
-  std::string next_line(int rank) const { return told_[rank].read_line(); }
+  std::string next_line(int rank) const { return told_[rank].read_line(kLimit); }
 
  private:
   std::vector<Pipe> told_;
@@ -188,7 +126,7 @@ TEST(Processes, StoreThatIsGoneOrStoppedHangsNobody) {
     Pipe go;
     Job job([&](Communicator& comm, const Pipe& told) {
       told.write(outcome_of(comm, "plan", [] {}, seconds(10)) + "\n");
-      go.read_line();
+      go.read_line(kLimit);
       told.write(outcome_of(comm, "write", [] {}, kDeadline + seconds(9)) + "\n");
     });
     for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.next_line(rank), "ok");
@@ -213,4 +151,4 @@ TEST(Processes, RankThatEndsEarlyDoesNotDisturbTheOthers) {
 }
 
 }  // namespace
-}  // namespace dcp
+}  // namespace dcp::test

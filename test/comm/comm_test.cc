@@ -336,6 +336,31 @@ TEST(Deadline, LateRankIsNamedAndLaterCatchesUp) {
   }
 }
 
+// Only this step's deadline is short. What a rank had to say is not lost with the exchange.
+TEST(Deadline, OfOneStepNamesWhoWasLateAndWhoHadFailed) {
+  Seen seen(3);
+  run_ranks(3, [&](RankContext& context) {
+    CommunicatorOptions options = with_deadline(20'000);
+    options.deadlines.by_step["write"] = milliseconds(700);
+    Communicator comm = context.communicator(options);
+    status_step(comm, "plan", [&] {
+      if (context.rank() == 2) std::this_thread::sleep_for(milliseconds(900));
+    });
+    seen.run(context.rank(), [&] {
+      status_step(comm, "write", [&] {
+        DCP_CHECK(context.rank() != 1, kIo, "no space left");
+        if (context.rank() == 2) std::this_thread::sleep_for(milliseconds(1800));
+      });
+    });
+    expect_all_steps_work(comm);
+  });
+  expect_same_error(seen, "write", {1, 2}, all_ranks(3));
+  EXPECT_EQ(seen.errors[0]->failures()[0].message, "no space left");
+  const RankFailure& late = seen.errors[0]->failures()[1];
+  EXPECT_EQ(late.kind, ErrorKind::kDeadline);
+  EXPECT_NE(late.message.find("step 'write' within its deadline of 700 ms"), std::string::npos) << late.message;
+}
+
 TEST(Deadline, RankThatNeverCameIsNamed) {
   Seen seen(3);
   run_ranks(3, [&](RankContext& context) {

@@ -101,7 +101,7 @@ void expect_entry(const Metadata& metadata, const std::string& key, const Json& 
   const auto* tensor = std::get_if<TensorStorageMetadata>(stored);
   ASSERT_EQ(tensor != nullptr, expected["kind"] == "tensor") << label;
   if (tensor != nullptr) {
-    EXPECT_EQ(dtype_name(tensor->properties.dtype), expected["dtype"].get<std::string>()) << label;
+    EXPECT_EQ(dtype_name(tensor->properties), expected["dtype"].get<std::string>()) << label;
     EXPECT_EQ(Json(list(tensor->size)), expected["shape"]) << label;
     if (expected.contains("requires_grad")) {
       EXPECT_EQ(tensor->properties.requires_grad, expected["requires_grad"].get<bool>()) << label;

@@ -85,6 +85,85 @@ TEST(SideFile, LoneSurrogatesAreLeftOut) {
   EXPECT_EQ(decode_side_file(encode_side_file(side_file)).typed_paths.size(), 2u);
 }
 
+/// Metadata with a tensor of 2500 bytes in two chunks.
+Metadata summed_metadata() {
+  Metadata metadata = typed_metadata();
+  TensorStorageMetadata tensor;
+  tensor.properties.dtype = c10::ScalarType::Byte;
+  tensor.size = {50, 50};
+  tensor.chunks = {make_box({0, 0}, {41, 50}), make_box({41, 0}, {9, 50})};
+  metadata.state_dict_metadata.insert("\xC3\xBC\"", tensor);
+  return metadata;
+}
+
+TEST(SideFile, BlockSumsSurviveASave) {
+  SideFile side_file = make_side_file(summed_metadata());
+  EXPECT_EQ(as_text(encode_side_file(side_file)).find("block_sums"), std::string::npos) << "there are none";
+  side_file.block_sums.block_bytes = 1000;
+  side_file.block_sums.items.insert({"\xC3\xBC\"", Sizes{0, 0}, {}}, {0, 0xFFFFFFFF, 0x01234567});
+  EXPECT_EQ(find_side_file_fault(side_file, summed_metadata()), std::nullopt);
+  const SideFile read = decode_side_file(encode_side_file(side_file));
+  EXPECT_EQ(read.format_version, 1);
+  EXPECT_EQ(read.block_sums.block_bytes, 1000);
+  ASSERT_EQ(read.block_sums.items.size(), 1u);
+  EXPECT_EQ(*read.block_sums.items.find({"\xC3\xBC\"", Sizes{0, 0}, {}}),
+            (std::vector<std::uint32_t>{0, 0xFFFFFFFF, 0x01234567}));
+  EXPECT_EQ(read.typed_paths.size(), 2u);
+
+  side_file.block_sums.items.insert({"\xED\xA0\x80", Sizes{0}, {}}, {1, 2});
+  EXPECT_EQ(decode_side_file(encode_side_file(side_file)).block_sums.items.size(), 1u) << "a lone surrogate";
+}
+
+TEST(SideFile, BlockSumsThatDoNotFitTheMetadataAreAFault) {
+  const auto fault_of = [](MetadataIndex index, std::int64_t block_bytes, std::size_t count) {
+    SideFile side_file = make_side_file(summed_metadata());
+    side_file.block_sums.block_bytes = block_bytes;
+    side_file.block_sums.items.insert(std::move(index), std::vector<std::uint32_t>(count, 1));
+    return find_side_file_fault(side_file, summed_metadata()).value_or("");
+  };
+  const std::string key = "\xC3\xBC\"";
+  EXPECT_EQ(fault_of({key, Sizes{0, 0}, {}}, 1000, 3), "");
+  EXPECT_EQ(fault_of({key, Sizes{41, 0}, {}}, 150, 3), "");
+  EXPECT_NE(fault_of({key, Sizes{0, 0}, {}}, 1000, 2).find("2 block sums"), std::string::npos);
+  EXPECT_NE(fault_of({key, Sizes{41, 0}, {}}, 150, 4).find("another size"), std::string::npos);
+  EXPECT_NE(fault_of({key, Sizes{1, 0}, {}}, 1000, 3).find("no such chunk"), std::string::npos);
+  EXPECT_NE(fault_of({"ghost", Sizes{0, 0}, {}}, 1000, 3).find("ghost at [0, 0]"), std::string::npos);
+}
+
+TEST(SideFile, RefusalsOfBlockSums) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"([])", "no object"},
+      {R"({"items": []})", "block_bytes"},
+      {R"({"block_bytes": 0, "items": []})", "block_bytes"},
+      {R"({"block_bytes": -1, "items": []})", "block_bytes"},
+      {R"({"block_bytes": 1e6, "items": []})", "block_bytes"},
+      {R"({"block_bytes": 67108865, "items": []})", "block_bytes"},
+      {R"({"block_bytes": 18446744073709551615, "items": []})", "block_bytes"},
+      {R"({"block_bytes": 1000})", "no list"},
+      {R"({"block_bytes": 1000, "items": {}})", "no list"},
+      {R"({"block_bytes": 1000, "items": [5]})", "no key, offsets and sums"},
+      {R"({"block_bytes": 1000, "items": [["k", [0]]]})", "no key, offsets and sums"},
+      {R"({"block_bytes": 1000, "items": [["k", [0], 7]]})", "no key, offsets and sums"},
+      {R"({"block_bytes": 1000, "items": [["k", 0, "00000000"]]})", "'k'"},
+      {R"({"block_bytes": 1000, "items": [["k", [-1], "00000000"]]})", "'k'"},
+      {R"({"block_bytes": 1000, "items": [["k", [0.5], "00000000"]]})", "'k'"},
+      {R"({"block_bytes": 1000, "items": [["k", [0], ""]]})", "'k'"},
+      {R"({"block_bytes": 1000, "items": [["k", [0], "0000000"]]})", "'k'"},
+      {R"({"block_bytes": 1000, "items": [["k", [0], "0000000G"]]})", "'k'"},
+      {R"({"block_bytes": 1000, "items": [["k", [0], "00000000"], ["k", [0], "00000000"]]})", "twice"},
+  };
+  for (const auto& [sums, message] : cases) {
+    const std::string text = R"({"format_version": 1, "save_id": "s", "block_sums": )" + sums + "}";
+    expect_error(ErrorKind::kCorruptData, message, sums, [&text] { decode(text); });
+  }
+  std::string many = "0";
+  for (int i = 0; i < 64; ++i) many += ", 0";
+  expect_error(ErrorKind::kCorruptData, "64 offsets", "dimensions", [&] {
+    decode(R"({"format_version": 1, "save_id": "s", "block_sums": {"block_bytes": 1, "items": [["k", [)" + many +
+           R"(], "00000000"]]}})");
+  });
+}
+
 TEST(SideFile, UnknownFieldsAreIgnored) {
   const SideFile side_file = decode(
       R"({"later": [{"x": [1, 2]}], "format_version": 1, "save_id": "s", "typed_paths": {"a.1": ["a", {"int_key": 1}]}})");
@@ -132,7 +211,10 @@ TEST(SideFile, Refusals) {
 }
 
 TEST(SideFile, EveryTruncationIsRefused) {
-  const Bytes bytes = encode_side_file(make_side_file(typed_metadata()));
+  SideFile side_file = make_side_file(typed_metadata());
+  side_file.block_sums.block_bytes = 7;
+  side_file.block_sums.items.insert({"w", Sizes{0}, {}}, {1, 2, 3});
+  const Bytes bytes = encode_side_file(side_file);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_THROW(decode_side_file(ByteSpan(bytes).first(size)), Error) << size;
   }

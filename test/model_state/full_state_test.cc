@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -132,8 +133,18 @@ Dict only_on_rank0(const RankContext& ranks, const Dict& state) { return ranks.r
 
 // --- cases -----------------------------------------------------------------------------------------------------------
 
+/// Collects what LibTorch warns of.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  Strings texts;
+};
+
 TEST(FullStateTest, O06_OneRowOnA2x4MeshSetFromAFullDict) {
   run_ranks(8, [](RankContext& ranks) {
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    const auto begin = std::chrono::steady_clock::now();
     const auto mesh = DeviceMesh::make({2, 4}, ranks.rank());
     const auto net = std::make_shared<nn::Module>();
     const std::int64_t rows = ranks.rank() < 4 ? 1 : 0;
@@ -146,6 +157,47 @@ TEST(FullStateTest, O06_OneRowOnA2x4MeshSetFromAFullDict) {
     EXPECT_EQ(first_difference(net->parameters().front().detach(), whole.narrow(0, 0, rows)), "");
     options.broadcast_from_rank0 = false;
     EXPECT_EQ(first_difference(get_model_state_dict(*net, options), Dict{{"p", whole}}), "");
+    EXPECT_EQ(warnings.texts, Strings());
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  });
+}
+
+std::shared_ptr<nn::Module> module_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  const auto module = std::make_shared<nn::Module>();
+  for (const auto& [name, tensor] : tensors) module->register_parameter(name, tensor);
+  return module;
+}
+
+TEST(FullStateTest, O15_SizesThatDifferAloneAndOnTwoRanks) {
+  using Pair = std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>;
+  const std::vector<Pair> pairs = {{{4, 3}, {3, 4}},    {{4, 3}, {12}}, {{4, 3}, {4}},
+                                   {{4, 3}, {4, 3, 1}}, {{5}, {}},      {{}, {5}}};
+  alone_and_on_two_ranks([&](const Place& place) {
+    for (const auto& [stored, current] : pairs) {
+      const auto module = module_of({{"a", torch::full(current, 7.0)},
+                                     {"b", torch::full(current, 7.0)},
+                                     {"c", torch::full(current, 7.0)},
+                                     {"fits", torch::full({2}, 7.0)}});
+      const Dict before = tensors_of(*module);
+      const Dict given = {{"a", torch::ones(stored)},
+                          {"b", torch::ones(stored)},
+                          {"c", torch::ones(stored)},
+                          {"fits", torch::ones({2})}};
+      place.save({{"model", given}});
+      for (const bool strict : {true, false}) {
+        StateDictOptions options;
+        options.strict = strict;
+        options.communicator = place.communicator;
+        FileSystemReader reader("ckpt", {.file_system = place.files});
+        const Dict read = load_keys(reader).at("model").as_dict();
+        for (const char* name : {"'a'", "'b'", "'c'"}) {
+          const std::string fault = c10::str(name, ": the given tensor has shape ", c10::IntArrayRef(stored),
+                                             ", the current one ", c10::IntArrayRef(current));
+          expect_error(ErrorKind::kShape, fault, [&] { set_model_state_dict(*module, read, options); });
+        }
+        EXPECT_EQ(first_difference(tensors_of(*module), before), "");
+      }
+    }
   });
 }
 
@@ -242,17 +294,25 @@ TEST(FullStateTest, O26_ef_NamesThatDoNotFit) {
       const Dict before = tensors_of(*part.model);
       StateDictOptions options = full_of(ranks, true);
       options.cpu_offload = offload;
-      Dict lacks = whole.model_state, more = whole.model_state;
-      lacks.erase("in.bias");
+      Dict more = whole.model_state;
       more["z"] = torch::ones(3);
-      expect_error(ErrorKind::kKey, "'in.bias': is missing",
-                   [&] { set_model_state_dict(*part.model, only_on_rank0(ranks, lacks), options); });
+      for (const std::string& name : kMixed) {  // sharded, replicated and plain ones, and a buffer
+        Dict lacks = whole.model_state;
+        lacks.erase(name);
+        expect_error(ErrorKind::kKey, "'" + name + "': is missing",
+                     [&] { set_model_state_dict(*part.model, only_on_rank0(ranks, lacks), options); });
+      }
       expect_error(ErrorKind::kKey, "'z': is unexpected",
                    [&] { set_model_state_dict(*part.model, only_on_rank0(ranks, more), options); });
       EXPECT_EQ(first_difference(tensors_of(*part.model), before), "") << "on all ranks";
       options.strict = false;
       EXPECT_EQ(set_model_state_dict(*part.model, only_on_rank0(ranks, more), options).unexpected, Strings{"z"});
-      EXPECT_EQ(set_model_state_dict(*part.model, only_on_rank0(ranks, lacks), options).missing, Strings{"in.bias"});
+      for (const std::string& name : kMixed) {
+        Dict lacks = whole.model_state;
+        lacks.erase(name);
+        EXPECT_EQ(set_model_state_dict(*part.model, only_on_rank0(ranks, lacks), options).missing, Strings{name});
+      }
+      EXPECT_EQ(first_difference(get_model_state_dict(*part.model, full_of(ranks)), whole.model_state), "");
     }
   });
 }

@@ -15,6 +15,7 @@
 #include "torch_dcp/model_state/extra_state.h"
 #include "torch_dcp/model_state/model_state_dict.h"
 #include "torch_dcp/model_state/module_state_dict_internal.h"
+#include "torch_dcp/model_state/training_state.h"
 
 namespace dcp::test {
 namespace {
@@ -44,7 +45,7 @@ class Moments {
   HookHandle handles_;
 };
 
-TEST(HooksTest, RunAtPythonsMomentsInTheOrderOfRegistration) {
+TEST(HooksTest, O32_RunAtPythonsMomentsInTheOrderOfRegistration) {
   Tree tree;
   Strings log;
   Moments moments(log);
@@ -287,6 +288,45 @@ TEST(HooksTest, O32_AnExceptionPassesUnchangedAndTheNextCallWorks) {
       load_state_dict(*other, before);
     }
   }
+}
+
+TEST(HooksTest, O32_SettingsAreAsBeforeAfterAnException) {
+  Tree tree;
+  optim::Adam adam(tree->parameters(), optim::AdamOptions(0.5));
+  const auto plain = [&] {
+    const auto [model, optimizer] = get_state_dict(*tree, adam);
+    return Dict{{"model", deep_copy(model)}, {"optimizer", deep_copy(optimizer)}};
+  };
+  const Dict before = plain();
+  StateDictOptions other = {.full_state_dict = true, .cpu_offload = true, .flatten_optimizer_state_dict = true};
+  other.keep_submodule_prefixes = false;
+  HookHandle hooks =
+      register_state_dict_post_hook(*tree->d, [](nn::Module&, Dict&, const std::string&) { throw Thrown(); });
+  hooks.add(register_load_state_dict_post_hook(*tree->d, [](nn::Module&, LoadReport&) { throw Thrown(); }));
+  for (const bool grad_mode : {true, false}) {
+    const torch::AutoGradMode mode(grad_mode);
+    EXPECT_THROW(get_state_dict(*tree, adam, other, {tree->c.get()}), Thrown);
+    EXPECT_EQ(torch::GradMode::is_enabled(), grad_mode);
+    EXPECT_THROW(set_model_state_dict(*tree, before.at("model").as_dict(), {.strict = false}), Thrown);
+    EXPECT_EQ(torch::GradMode::is_enabled(), grad_mode);
+  }
+  hooks.remove();
+  EXPECT_EQ(first_difference(plain(), before), "") << "names, forms and kinds of a call are of that call alone";
+  EXPECT_TRUE(tree->w.requires_grad());
+}
+
+TEST(HooksTest, O32_RemovedHandlesDoNotRun) {
+  Tree tree;
+  Strings log;
+  auto moments = std::make_unique<Moments>(log);
+  moments->watch(*tree, "root");
+  moments->watch(*tree->c, "c");
+  Moments kept(log);
+  kept.watch(*tree->c, "kept");
+  moments.reset();
+  const Dict state = state_dict(*tree);
+  load_state_dict(*tree, state);
+  EXPECT_EQ(log, (Strings{"save pre kept 'c.'", "save post kept 'c.' 6", "load pre kept 'c.' 4", "load post kept"}));
 }
 
 TEST(HooksTest, AnExceptionOfTheLibraryKeepsItsKind) {

@@ -14,6 +14,7 @@
 #include "test/support/expect_error.h"
 #include "torch_dcp/model_state/model_state_dict.h"
 #include "torch_dcp/model_state/optimizer_adapter.h"
+#include "torch_dcp/model_state/optimizer_positional_state.h"
 #include "torch_dcp/model_state/optimizer_state_dict.h"
 #include "torch_dcp/state_dict/equal.h"
 #include "torch_dcp/state_dict/stateful.h"
@@ -109,9 +110,37 @@ TEST(OptimizerStateTest, O21_AskingChangesNothing) {
         train(net, *optimizer, 1);
         train(twin, *of_twin, 1);
         EXPECT_EQ(difference(net, *optimizer, twin, *of_twin), "");
+        if (!c.name.starts_with("Adam")) continue;
+        const Dict now = everything(net, *optimizer);
+        const Value& step = now.at("one.weight").as_dict().at("state").as_dict().at("step");
+        EXPECT_EQ(first_difference(step, torch::full({}, moment == 3 ? 3.0f : 1.0f)), "");
       }
     }
   }
+}
+
+/// Counts its steps.
+struct CountingAdam : optim::Adam {
+  using Adam::Adam;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    ++steps;
+    return Adam::step(std::move(closure));
+  }
+  int steps = 0;
+};
+
+TEST(OptimizerStateTest, O21_NoStepIsMadeAndNothingIsDerived) {
+  const Net net;
+  CountingAdam adam(net.parameters(), optim::AdamOptions(0.1));
+  int derived = 0;
+  for (const at::Tensor& parameter : net.parameters()) parameter.register_hook([&](const at::Tensor&) { ++derived; });
+  for (const bool flatten : {false, true}) get_optimizer_state_dict(net, adam, form(flatten));
+  EXPECT_EQ(adam.steps, 0);
+  EXPECT_EQ(derived, 0);
+  backward(net);
+  for (const bool flatten : {false, true}) get_optimizer_state_dict(net, adam, form(flatten));
+  EXPECT_EQ(adam.steps, 0);
+  EXPECT_EQ(derived, 4) << "of the pass above";
 }
 
 TEST(OptimizerStateTest, O21_ACopyFromBeforeTheFirstStepStepsLikeTheTwin) {
@@ -157,6 +186,10 @@ void expect_only_the_optimizer_is_set(const Case& c, bool flatten, const Place& 
   pass_through_checkpoint(net, *optimizer, copy, *of_copy, flatten, place, c.has_history);
   EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "") << "weights and gradients stay, the rest is taken";
   EXPECT_EQ(of_copy->state().empty(), !c.has_state);
+  const Dict now = get_optimizer_state_dict(copy, *of_copy, form(flatten));
+  const bool has_entries =
+      flatten ? to_string(now.begin()->first).starts_with("state.") : !now.at("state").as_dict().empty();
+  EXPECT_EQ(has_entries, c.has_state);
   train(net, *optimizer, 3);
   train(copy, *of_copy, 3);
   EXPECT_EQ(difference(net, *optimizer, copy, *of_copy), "");
@@ -258,7 +291,8 @@ TEST(OptimizerStateTest, O23_GroupsAreMatchedByName) {
   }
 }
 
-TEST(OptimizerStateTest, O23_ThroughDestinationsOfAnotherOrder) {
+void expect_another_order_passes_destinations(bool flatten) {
+  SCOPED_TRACE(flatten ? "flattened" : "nested");
   const Net net;
   const OptimizerPtr optimizer = saved_groups(net);
   train(net, *optimizer, 2);
@@ -268,14 +302,18 @@ TEST(OptimizerStateTest, O23_ThroughDestinationsOfAnotherOrder) {
       with_groups({{other["two.bias"], other["two.weight"]}, {}, {other["one.bias"], other["one.weight"]}},
                   {odd_options(), odd_options(), odd_options()});
   for (auto& group : of_other->param_groups()) group.set_options(std::make_unique<optim::AdamWOptions>(9));
-  pass_through_checkpoint(net, *optimizer, other, *of_other, false);
+  pass_through_checkpoint(net, *optimizer, other, *of_other, flatten);
   train(net, *optimizer, 3);
   train(other, *of_other, 3);
   const Dict expected = everything(net, *optimizer), actual = everything(other, *of_other);
   for (const char* name : {"one.weight", "one.bias", "two.weight", "two.bias"}) {
     EXPECT_EQ(first_difference(actual.at(name), expected.at(name)), "") << name;
   }
-  EXPECT_TRUE(options_of(*of_other, 1) == options_of(*optimizer, 2));
+  EXPECT_TRUE(options_of(*of_other, 1) == (flatten ? optim::AdamWOptions(9) : options_of(*optimizer, 2)));
+}
+
+TEST(OptimizerStateTest, O23_ThroughDestinationsOfAnotherOrder) {
+  for (const bool flatten : {false, true}) expect_another_order_passes_destinations(flatten);
 }
 
 TEST(OptimizerStateTest, O23_AParameterThatNoStoredGroupLists) {
@@ -412,6 +450,10 @@ TEST(OptimizerStateTest, TheOtherFormAndPlainPythonStatesAreRefused) {
 
 // --- O24, O25 --------------------------------------------------------------------------------------------------------
 
+void set_trainable(const Net& net, bool is_trainable) {
+  for (const char* name : {"one.weight", "one.bias"}) net[name].set_requires_grad(is_trainable);
+}
+
 TEST(OptimizerStateTest, O24_a_FrozenAfterTraining) {
   for (const bool flatten : {false, true}) {
     const Net net;
@@ -421,14 +463,14 @@ TEST(OptimizerStateTest, O24_a_FrozenAfterTraining) {
     const Dict trained = everything(net, adam);
     copy_weights(net, copy);
     // A frozen parameter without state is no destination, so the checkpoint is read as it is.
-    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) (*each)["one.weight"].set_requires_grad(false);
+    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) set_trainable(*each, false);
     const Dict stored = stored_form(get_optimizer_state_dict(net, adam, form(flatten)));
     set_optimizer_state_dict(copy, of_copy, stored, form(flatten));
     const Dict loaded = everything(copy, of_copy);
-    EXPECT_EQ(
-        first_difference(loaded.at("one.weight").as_dict().at("state"), trained.at("one.weight").as_dict().at("state")),
-        "");
-    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) (*each)["one.weight"].set_requires_grad(true);
+    for (const char* name : {"one.weight", "one.bias", "two.weight", "two.bias"}) {
+      EXPECT_EQ(first_difference(loaded.at(name).as_dict().at("state"), trained.at(name).as_dict().at("state")), "");
+    }
+    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) set_trainable(*each, true);
     train(net, adam, 2);
     train(copy, of_copy, 2);
     EXPECT_EQ(difference(net, adam, copy, of_copy), "");
@@ -439,12 +481,17 @@ TEST(OptimizerStateTest, O24_b_FrozenFromTheStart) {
   for (const bool flatten : {false, true}) {
     const Net net;
     Net copy;
-    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) (*each)["one.weight"].set_requires_grad(false);
+    for (const Net* each : {&net, static_cast<const Net*>(&copy)}) set_trainable(*each, false);
     optim::Adam adam(net.parameters(), optim::AdamOptions(0.1)), of_copy(copy.parameters(), optim::AdamOptions(0.9));
     train(net, adam, 2);
-    const Dict state = get_optimizer_state_dict(net, adam);
-    EXPECT_FALSE(state.at("state").as_dict().contains("one.weight"));
-    EXPECT_EQ(state.at("param_groups").as_list().at(0).as_dict().at("params").as_list().size(), 4);
+    const Dict state = get_optimizer_state_dict(net, adam, form(flatten));
+    if (flatten) {
+      EXPECT_EQ(to_string(state.begin()->first), "state.two.weight.step") << "the first has none";
+      EXPECT_TRUE(state.contains("param_groups.one.weight.lr"));
+    } else {
+      EXPECT_EQ(keys(state.at("state").as_dict()), (std::vector<std::string>{"two.weight", "two.bias"}));
+      EXPECT_EQ(state.at("param_groups").as_list().at(0).as_dict().at("params").as_list().size(), 4);
+    }
     copy_weights(net, copy);
     pass_through_checkpoint(net, adam, copy, of_copy, flatten);
     train(net, adam, 2);
@@ -531,20 +578,26 @@ struct Tied : nn::Module {
 };
 
 void train(Tied& net, optim::Optimizer& optimizer, int steps) {
-  for (int i = 0; i < steps; ++i) {
+  const auto loss = [&] {
     optimizer.zero_grad();
-    net.layer->forward(torch::arange(8.0).view({2, 4}).sin()).pow(2).sum().backward();
-    optimizer.step();
-  }
+    const at::Tensor sum = net.layer->forward(torch::arange(8.0).view({2, 4}).sin()).pow(2).sum();
+    sum.backward();
+    return sum;
+  };
+  for (int i = 0; i < steps; ++i) optimizer.step(loss);
+}
+
+void set_weights(Tied& net) {
+  // All ranks have the same.
+  const at::Tensor weight = torch::arange(16.0).cos().view({4, 4}), bias = torch::arange(4.0).sin();
+  set_model_state_dict(*net.layer, {{"weight", weight}, {"bias", bias}});
 }
 
 void expect_tied_pair_continues(bool flatten, const Place& place) {
   Tied net, copy;
   optim::Adam adam(net.layer->parameters(), optim::AdamOptions(0.1));
   optim::Adam of_copy(copy.layer->parameters(), optim::AdamOptions(0.5));
-  // All ranks have the same.
-  const at::Tensor weight = torch::arange(16.0).cos().view({4, 4}), bias = torch::arange(4.0).sin();
-  set_model_state_dict(*net.layer, {{"weight", weight}, {"bias", bias}});
+  set_weights(net);
   train(net, adam, 2);
   const Dict nested = get_optimizer_state_dict(net, adam);
   EXPECT_EQ(keys(nested.at("state").as_dict()), (std::vector<std::string>{"a.weight", "a.bias"}));
@@ -556,6 +609,8 @@ void expect_tied_pair_continues(bool flatten, const Place& place) {
   set_model_state_dict(copy, state.at("model").as_dict());
   set_optimizer_state_dict(copy, of_copy, state.at("optim").as_dict(), form(flatten));
   EXPECT_TRUE(copy.named_parameters()["a.weight"].is_same(copy.named_parameters()["b.weight"]));
+  EXPECT_EQ(keys(get_model_state_dict(copy)), (std::vector<std::string>{"a.weight", "a.bias", "b.weight", "b.bias"}));
+  EXPECT_EQ(first_difference(get_model_state_dict(copy), get_model_state_dict(net)), "");
   train(net, adam, 2);
   train(copy, of_copy, 2);
   EXPECT_TRUE(bit_equal(get_model_state_dict(copy), get_model_state_dict(net)));
@@ -568,12 +623,96 @@ TEST(OptimizerStateTest, O25_OneTensorTwoNames) {
   });
 }
 
+TEST(OptimizerStateTest, O25_StoredEntriesOfATiedPairThatDiffer) {
+  alone_and_on_two_ranks([](const Place& place) {
+    const auto values = [](double start) { return torch::arange(16.0).add(start).view({4, 4}).to(torch::kFloat); };
+    const Dict stored = {
+        {"a.weight", values(1)}, {"a.bias", torch::ones(4)}, {"b.weight", values(2)}, {"b.bias", torch::ones(4)}};
+    place.save({{"model", stored}});
+    Tied net;
+    set_weights(net);
+    const Dict before = deep_copy(get_model_state_dict(net));
+    StateDictOptions options;
+    options.communicator = place.communicator;
+    for (const char* name : {"a.weight", "b.weight"}) {
+      expect_error(ErrorKind::kInvalidArgument, name, [&] { set_model_state_dict(net, stored, options); });
+      EXPECT_EQ(first_difference(get_model_state_dict(net), before), "");
+      Dict state = {{"model", get_model_state_dict(net)}};
+      FileSystemReader reader("ckpt", {.file_system = place.files});
+      LoadOptions load_options;
+      load_options.communicator = place.communicator;
+      load_options.rollback = true;  // That the elements differ is seen when they are there.
+      expect_error(ErrorKind::kKey, name, [&] { load(state, reader, load_options); });
+      EXPECT_EQ(first_difference(get_model_state_dict(net), before), "");
+    }
+  });
+}
+
+// LibTorch's `Module::parameters` gives a tied tensor once for each of its names, and its optimizers take it so.
+TEST(OptimizerStateTest, O25_ATensorThatTheOptimizerHasTwice) {
+  for (const Case& c : cases()) {
+    for (const bool flatten : {false, true}) {
+      SCOPED_TRACE(c10::str(c.name, flatten ? ", flattened" : ", nested"));
+      Tied net, copy;
+      set_weights(net);
+      ASSERT_EQ(net.parameters().size(), 4);
+      ASSERT_TRUE(net.parameters()[0].is_same(net.parameters()[2]));
+      const OptimizerPtr optimizer = c.make(net.parameters(), 0.1), of_copy = c.make(copy.parameters(), 0.5);
+      train(net, *optimizer, 2);
+      const Dict nested = get_optimizer_state_dict(net, *optimizer);
+      EXPECT_EQ(first_difference(nested.at("param_groups").as_list().at(0).as_dict().at("params"),
+                                 List{"a.weight", "a.bias", "a.weight", "a.bias"}),
+                "")
+          << "as Python lists them";
+      const Dict stored = stored_form(get_optimizer_state_dict(net, *optimizer, form(flatten)));
+      const LoadReport report = set_optimizer_state_dict(copy, *of_copy, stored, form(flatten));
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty() && report.converted.empty());
+      EXPECT_EQ(first_difference(get_optimizer_state_dict(copy, *of_copy), nested), "");
+      set_model_state_dict(copy, deep_copy(get_model_state_dict(net)));
+      train(net, *optimizer, 2);
+      train(copy, *of_copy, 2);
+      EXPECT_EQ(first_difference(get_model_state_dict(copy), get_model_state_dict(net)), "");
+      EXPECT_EQ(first_difference(get_optimizer_state_dict(copy, *of_copy), get_optimizer_state_dict(net, *optimizer)),
+                "");
+      load_state_dict(*of_copy, state_dict(*optimizer));  // by positions
+      EXPECT_EQ(first_difference(state_dict(*of_copy), state_dict(*optimizer)), "");
+    }
+  }
+}
+
+TEST(OptimizerStateTest, O25_OnceAndTwiceTakeEachOthersState) {
+  for (const bool flatten : {false, true}) {
+    for (const bool saves_twice : {false, true}) {
+      Tied net, copy;
+      const auto listed = [](Tied& each, bool twice) { return twice ? each.parameters() : each.layer->parameters(); };
+      optim::Adam adam(listed(net, saves_twice), optim::AdamOptions(0.1));
+      optim::Adam of_copy(listed(copy, !saves_twice), optim::AdamOptions(0.5));
+      train(net, adam, 2);
+      const Dict stored = stored_form(get_optimizer_state_dict(net, adam, form(flatten)));
+      const LoadReport report = set_optimizer_state_dict(copy, of_copy, stored, form(flatten));
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+      EXPECT_EQ(first_difference(get_optimizer_state_dict(copy, of_copy).at("state"),
+                                 get_optimizer_state_dict(net, adam).at("state")),
+                "");
+      EXPECT_EQ(of_copy.param_groups()[0].options().get_lr(), 0.1);
+
+      Dict lacks = deep_copy(get_optimizer_state_dict(net, adam));
+      lacks.at("state").as_dict().erase("a.bias");
+      expect_error(ErrorKind::kKey, "1 fault", [&] { set_optimizer_state_dict(copy, of_copy, lacks); });
+    }
+  }
+}
+
 /// A counter that saves itself.
 class Counter final : public Stateful {
  public:
-  Dict state_dict() override { return {{"count", count}}; }
-  void load_state_dict(const Dict& state) override { count = state.at("count").as_int(); }
+  Dict state_dict() override { return {{"count", count}, {"tensor", tensor}}; }
+  void load_state_dict(const Dict& state) override {
+    count = state.at("count").as_int();
+    tensor = state.at("tensor").as_tensor();
+  }
   std::int64_t count = 0;
+  at::Tensor tensor = torch::zeros(2);
 };
 
 TEST(OptimizerStateTest, O20_ResumeTwiceWithAModule) {
@@ -587,12 +726,14 @@ TEST(OptimizerStateTest, O20_ResumeTwiceWithAModule) {
       if (begin > 0) {
         place.load(state);
         EXPECT_EQ(counter->count, begin);
+        EXPECT_EQ(first_difference(counter->tensor, torch::full(2, static_cast<float>(begin))), "");
         EXPECT_EQ(first_difference(get_model_state_dict(*module), lives.back()), "");
       }
       EXPECT_EQ(state.at("counter").as_stateful(), counter) << "the user's object, not a copy";
       EXPECT_EQ(module->weight.data_ptr(), address);
       const torch::NoGradGuard no_grad;
       counter->count = begin == 0 ? 1 : 5;
+      counter->tensor.fill_(static_cast<double>(counter->count));
       for (torch::Tensor& parameter : module->parameters()) parameter.fill_(static_cast<double>(10 * counter->count));
       lives.push_back(deep_copy(get_model_state_dict(*module)));
       place.save(state);  // the very same dict

@@ -91,6 +91,8 @@ inline std::vector<Case> cases() {
       {"SGD",
        [](Parameters p, double lr) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).weight_decay(0.1)); },
        false},
+      {"SGD, momentum",
+       [](Parameters p, double lr) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).momentum(0.9)); }},
       {"SGD, momentum and dampening",
        [](Parameters p, double lr) {
          return std::make_unique<optim::SGD>(p, optim::SGDOptions(lr).momentum(0.9).dampening(0.4).weight_decay(0.1));
@@ -183,7 +185,7 @@ inline void alone_and_on_two_ranks(const std::function<void(const Place&)>& body
 }
 
 /// Saves, loads into what another optimizer gives, or without destinations where that has no place for all, and sets
-/// it.
+/// it, as one of the ranks if there are several.
 inline LoadReport pass_through_checkpoint(const Net& net, const optim::Optimizer& optimizer, const Net& other,
                                           optim::Optimizer& of_other, bool flatten, const Place& place = {},
                                           bool has_history = false) {
@@ -196,7 +198,9 @@ inline LoadReport pass_through_checkpoint(const Net& net, const optim::Optimizer
     state = {{"optim", get_optimizer_state_dict(other, of_other, form(flatten))}};
     place.load(state);
   }
-  return set_optimizer_state_dict(other, of_other, state.at("optim").as_dict(), form(flatten));
+  StateDictOptions options = form(flatten);
+  options.communicator = place.communicator;
+  return set_optimizer_state_dict(other, of_other, state.at("optim").as_dict(), options);
 }
 
 /// The state as a checkpoint has it, read without an optimizer.

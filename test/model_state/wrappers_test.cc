@@ -5,11 +5,18 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+#include <memory>
+#include <utility>
+
 #include "test/model_state/hook_support.h"
 #include "test/model_state/wrapped_support.h"
 #include "torch_dcp/model_state/extra_state.h"
 #include "torch_dcp/model_state/model_state_dict.h"
+#include "torch_dcp/model_state/shard_parameters.h"
 #include "torch_dcp/model_state/training_state.h"
+#include "torch_dcp/tensor/device_mesh.h"
+#include "torch_dcp/tensor/dtensor.h"
 
 namespace dcp::test {
 namespace {
@@ -227,6 +234,80 @@ TEST(WrappersTest, O31_AWrapperChangesNoNameInReportOrMessage) {
   const LoadReport report = set_model_state_dict(*wrapped, given, {.strict = false});
   EXPECT_EQ(report.missing, (Strings{"one.bias", "two.module.bias"}));
   EXPECT_EQ(report.unexpected, (Strings{"more", "one.more"}));
+}
+
+using Wrap = std::function<std::shared_ptr<nn::Module>(std::shared_ptr<nn::Module>)>;
+
+/// `net`, wrapped, beside a parameter and two buffers, of which `cache` is none of the state's.
+struct Convolutional {
+  explicit Convolutional(const Wrap& wrap) {
+    root->register_parameter("scale", torch::ones(1));
+    root->register_buffer("table", torch::ones(2));
+    cache = root->register_buffer("cache", torch::full({2}, 5.0));
+    nn::Sequential net(nn::Conv2d(1, 2, 3), nn::BatchNorm2d(2));
+    net->register_module("2", nn::Sequential(nn::ReLU(), nn::Linear(8, 2)).ptr());
+    root->register_module("net", wrap(net.ptr()));
+    handles = register_non_persistent_buffers(*root, {"cache"});
+  }
+  std::shared_ptr<nn::Module> root = std::make_shared<nn::Module>();
+  at::Tensor cache;
+  HookHandle handles;
+};
+
+TEST(WrappersTest, O31_AWrapperAroundNetChangesNothingInADictOrACheckpoint) {
+  const Strings names = {"scale",
+                         "table",
+                         "net.0.weight",
+                         "net.0.bias",
+                         "net.1.weight",
+                         "net.1.bias",
+                         "net.1.running_mean",
+                         "net.1.running_var",
+                         "net.1.num_batches_tracked",
+                         "net.2.1.weight",
+                         "net.2.1.bias"};
+  const std::vector<Wrap> wraps = {
+      [](std::shared_ptr<nn::Module> net) { return net; },
+      [](std::shared_ptr<nn::Module> net) { return DistributedDataParallel(std::move(net)).ptr(); },
+      [](std::shared_ptr<nn::Module> net) { return Box("_fsdp_wrapped_module", std::move(net)).ptr(); },
+  };
+  for (const Wrap& wrap : wraps) {
+    for (const Wrap& wrap_other : wraps) {
+      const Convolutional saved(wrap), loaded(wrap_other);
+      const Dict state = get_model_state_dict(*saved.root);
+      EXPECT_EQ(keys(state), names);
+      const Place place;
+      place.save({{"model", state}});
+      loaded.cache.fill_(6);
+      FileSystemReader reader("ckpt", {.file_system = place.files});
+      Dict given = load_keys(reader).at("model").as_dict();
+      const LoadReport report = set_model_state_dict(*loaded.root, given);
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty() && report.converted.empty());
+      EXPECT_EQ(first_difference(get_model_state_dict(*loaded.root), state), "");
+      EXPECT_EQ(first_difference(loaded.cache, torch::full({2}, 6.0)), "");
+
+      given.erase("net.1.running_var");
+      given["net.1.more"] = torch::ones(1);
+      for (const char* fault : {"key 'net.1.running_var': is missing", "key 'net.1.more': is unexpected"}) {
+        expect_error(ErrorKind::kKey, fault, [&] { set_model_state_dict(*loaded.root, given); });
+      }
+      const LoadReport lenient = set_model_state_dict(*loaded.root, given, {.strict = false});
+      EXPECT_EQ(lenient.missing, Strings{"net.1.running_var"});
+      EXPECT_EQ(lenient.unexpected, Strings{"net.1.more"});
+    }
+  }
+}
+
+TEST(WrappersTest, O31_ParametersThatAreSpreadKeepTheirNames) {
+  const Convolutional whole([](std::shared_ptr<nn::Module> net) { return net; });
+  const Strings names = keys(get_model_state_dict(*whole.root));
+  const HookHandle spread = shard_parameters(*whole.root, {{"net.*", DeviceMesh::make({1}, 0), {Placement::shard(0)}}});
+  const Dict state = get_model_state_dict(*whole.root);
+  EXPECT_EQ(keys(state), names);
+  EXPECT_EQ(state.at("net.2.1.weight").kind(), ValueKind::kDTensor);
+  Dict lacks = state;
+  lacks.erase("net.2.1.weight");
+  expect_error(ErrorKind::kKey, "key 'net.2.1.weight': is missing", [&] { set_model_state_dict(*whole.root, lacks); });
 }
 
 TEST(WrappersTest, OneNameForTwoEntriesIsAnError) {

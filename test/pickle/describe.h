@@ -23,18 +23,18 @@ inline std::string describe(Ref node, int depth = 20) {
     }
     return text;
   };
-  const std::string text(node->text.view());
+  const std::string text(node->text().view());
   switch (node->kind) {
     case NodeKind::kNone:
       return "None";
     case NodeKind::kBool:
-      return node->integer != 0 ? "True" : "False";
+      return node->integer() != 0 ? "True" : "False";
     case NodeKind::kInt:
-      return std::to_string(node->integer);
+      return std::to_string(node->integer());
     case NodeKind::kBigInt:
       return text + "L";
     case NodeKind::kFloat:
-      return std::to_string(node->real);
+      return std::to_string(node->real());
     case NodeKind::kText:
       return "'" + text + "'";
     case NodeKind::kBytes:
@@ -42,27 +42,27 @@ inline std::string describe(Ref node, int depth = 20) {
     case NodeKind::kByteArray:
       return "bytearray'" + text + "'";
     case NodeKind::kList:
-      return "[" + join(node->items) + "]";
+      return "[" + join(node->items()) + "]";
     case NodeKind::kTuple:
-      return "(" + join(node->items) + ")";
+      return "(" + join(node->items()) + ")";
     case NodeKind::kDict:
-      return "{" + pairs(node->entries) + "}";
+      return "{" + pairs(node->entries()) + "}";
     case NodeKind::kSet:
-      return "set{" + join(node->items) + "}";
+      return "set{" + join(node->items()) + "}";
     case NodeKind::kFrozenSet:
-      return "frozenset{" + join(node->items) + "}";
+      return "frozenset{" + join(node->items()) + "}";
     case NodeKind::kGlobal:
-      return "<" + std::string(node->module.view()) + "." + text + ">";
+      return "<" + std::string(node->module().view()) + "." + text + ">";
     case NodeKind::kPersistentId:
-      return "persid(" + join(node->items) + ")";
+      return "persid(" + join(node->items()) + ")";
     case NodeKind::kCall:
       break;
   }
-  std::string call = (node->is_new_object ? "new " : "") + describe(node->callee, depth - 1);
-  call += "(" + join(node->items) + ")";
-  if (node->state != nullptr) call += "!" + describe(node->state, depth - 1);
-  if (!node->appended.empty()) call += "+[" + join(node->appended) + "]";
-  if (!node->entries.empty()) call += "+{" + pairs(node->entries) + "}";
+  std::string call = (node->is_new_object ? "new " : "") + describe(node->callee(), depth - 1);
+  call += "(" + join(node->items()) + ")";
+  if (node->state() != nullptr) call += "!" + describe(node->state(), depth - 1);
+  if (!node->appended().empty()) call += "+[" + join(node->appended()) + "]";
+  if (!node->entries().empty()) call += "+{" + pairs(node->entries()) + "}";
   return call;
 }
 

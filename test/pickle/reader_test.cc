@@ -121,32 +121,33 @@ TEST(ReaderTest, PythonForms) {
             "bytearray'ab'");
   const Pickle recursive = parse(as_bytes("\x80\x02]q\x00h\x00\x85q\x01\x61\x30h\x01."s));
   ASSERT_EQ(recursive.root->kind, NodeKind::kTuple);
-  const Ref list = recursive.root->items[0];
-  EXPECT_EQ(list->items[0], recursive.root);
+  const Ref list = recursive.root->items()[0];
+  EXPECT_EQ(list->items()[0], recursive.root);
 }
 
 TEST(ReaderTest, ListInItself) {
   const Pickle pickle = parse(as_bytes("\x80\x02]q\x00h\x00\x61."s));
-  ASSERT_EQ(pickle.root->items.size(), 1u);
-  EXPECT_EQ(pickle.root->items[0], pickle.root);
+  ASSERT_EQ(pickle.root->items().size(), 1u);
+  EXPECT_EQ(pickle.root->items()[0], pickle.root);
 }
 
 TEST(ReaderTest, ReferenceToAnObjectUnderConstruction) {
   // The object's state refers to the object, before BUILD.
   const Pickle pickle = parse(as_bytes(body("ca\nb\n)\x81\x94}N\x68\x00sb"s)));
-  EXPECT_EQ(pickle.root->state->entries[0].second, pickle.root);
+  EXPECT_EQ(pickle.root->state()->entries()[0].second, pickle.root);
 }
 
 TEST(ReaderTest, ReferencesAreTheSameNode) {
   const Pickle pickle = parse(as_bytes(body("(\x8c\x01w\x94h\x00t"s)));
-  EXPECT_EQ(pickle.root->items[0], pickle.root->items[1]);
+  EXPECT_EQ(pickle.root->items()[0], pickle.root->items()[1]);
 }
 
 TEST(ReaderTest, TheInputMayGoAndThePickleMove) {
   Pickle kept;
   {
     std::string bytes =
-        "\x80\x05(\x8c\x04text\x8c\x02os\x8c\x04path\x93\x43\x03\x72\x61w\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00t."s;
+        "\x80\x05(\x8c\x04text\x8c\x02os\x8c\x04path\x93\x43\x03\x72\x61w"
+        "\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00t."s;
     Pickle parsed = parse(as_bytes(bytes));
     bytes.assign(bytes.size(), 'x');
     kept = std::move(parsed);
@@ -162,12 +163,12 @@ TEST(ReaderTest, MemoNumbersInAnyOrder) {
   opcodes += "K\x07\x94h\x28"s;  // MEMOIZE stores number 40, for 40 are there.
   opcodes += "K\x08q\x27h\x27"s;
   const Pickle pickle = parse(as_bytes(body(opcodes + "t")));
-  const auto& items = pickle.root->items;
+  const auto& items = pickle.root->items();
   ASSERT_EQ(items.size(), 40u + 6u);
-  EXPECT_EQ(items[40]->integer, 42);
-  EXPECT_EQ(items[41]->integer, 38);
-  EXPECT_EQ(items[43]->integer, 7);
-  EXPECT_EQ(items[45]->integer, 8);
+  EXPECT_EQ(items[40]->integer(), 42);
+  EXPECT_EQ(items[41]->integer(), 38);
+  EXPECT_EQ(items[43]->integer(), 7);
+  EXPECT_EQ(items[45]->integer(), 8);
 }
 
 TEST(ReaderTest, ConsumedCountsUpToStop) {
@@ -200,9 +201,9 @@ TEST(ReaderTest, LongBigInt) {
   bytes[4094] = '\x80';
   const Pickle pickle = parse(as_bytes(body("\x8b\x00\x10\x00\x00"s + bytes)));
   ASSERT_EQ(pickle.root->kind, NodeKind::kBigInt);
-  EXPECT_EQ(pickle.root->text.size(), 9862u);
-  EXPECT_EQ(pickle.root->text.view().substr(0, 12), "276457232625");
-  EXPECT_EQ(pickle.root->text.view().substr(9850), "141862719488");
+  EXPECT_EQ(pickle.root->text().size(), 9862u);
+  EXPECT_EQ(pickle.root->text().view().substr(0, 12), "276457232625");
+  EXPECT_EQ(pickle.root->text().view().substr(9850), "141862719488");
 }
 
 // Real metadata of PyTorch 2.14.1 (protocol 5), as older Pythons write it, and with protocol 2.
@@ -214,8 +215,8 @@ struct MetadataCase {
 };
 
 Ref field(Ref object, std::string_view name) {
-  for (const auto& [key, value] : object->state->entries) {
-    if (key->text == name) return value;
+  for (const auto& [key, value] : object->state()->entries()) {
+    if (key->text() == name) return value;
   }
   ADD_FAILURE() << "no field " << name;
   return nullptr;
@@ -236,17 +237,17 @@ TEST_P(MetadataFileTest, RootShape) {
   const Ref root = pickle.root;
   ASSERT_EQ(root->kind, NodeKind::kCall);
   EXPECT_TRUE(root->is_new_object);
-  EXPECT_TRUE(root->callee->is_global("torch.distributed.checkpoint.metadata", "Metadata"));
-  EXPECT_EQ(field(root, "state_dict_metadata")->entries.size(), GetParam().keys);
+  EXPECT_TRUE(root->callee()->is_global("torch.distributed.checkpoint.metadata", "Metadata"));
+  EXPECT_EQ(field(root, "state_dict_metadata")->entries().size(), GetParam().keys);
   const Ref stored = field(root, "storage_data");
-  ASSERT_EQ(stored->entries.size(), GetParam().stored);
-  for (const auto& [index, info] : stored->entries) {
-    EXPECT_TRUE(index->callee->is_global("torch.distributed.checkpoint.metadata", "MetadataIndex"));
-    EXPECT_TRUE(info->callee->is_global("torch.distributed.checkpoint.filesystem", "_StorageInfo"));
+  ASSERT_EQ(stored->entries().size(), GetParam().stored);
+  for (const auto& [index, info] : stored->entries()) {
+    EXPECT_TRUE(index->callee()->is_global("torch.distributed.checkpoint.metadata", "MetadataIndex"));
+    EXPECT_TRUE(info->callee()->is_global("torch.distributed.checkpoint.filesystem", "_StorageInfo"));
     EXPECT_EQ(field(index, "fqn")->kind, NodeKind::kText);
     EXPECT_EQ(field(info, "offset")->kind, NodeKind::kInt);
   }
-  EXPECT_EQ(field(root, "version")->text, "1.0.0");
+  EXPECT_EQ(field(root, "version")->text(), "1.0.0");
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, MetadataFileTest,

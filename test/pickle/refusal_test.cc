@@ -264,8 +264,8 @@ TEST(DepthTest, BillionLaughsStaySmall) {
   for (char i = 0; i < 59; ++i) opcodes += "](h"s + i + "h" + i + "e\x94";
   const std::string tuple = opcodes.substr(0, 2) + "(" + opcodes.substr(2) + "t.";
   const Pickle pickle = parse(as_bytes(tuple));
-  ASSERT_EQ(pickle.root->items.size(), 60u);
-  EXPECT_EQ(pickle.root->items[59]->items[1], pickle.root->items[58]);
+  ASSERT_EQ(pickle.root->items().size(), 60u);
+  EXPECT_EQ(pickle.root->items()[59]->items()[1], pickle.root->items()[58]);
   EXPECT_LE(pickle.chunks.size(), 4u);
 }
 

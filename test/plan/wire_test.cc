@@ -101,7 +101,13 @@ class RandomPlans {
     return plan;
   }
 
-  WriteResult write_result() { return {index(), integer(), storage_info()}; }
+  WriteResult write_result() {
+    WriteResult result{index(), integer(), storage_info()};
+    for (std::size_t left = below(5); left > 0; --left) {
+      result.block_sums.push_back(static_cast<std::uint32_t>(integer()));
+    }
+    return result;
+  }
 
   Metadata metadata() {
     Metadata metadata;
@@ -185,6 +191,7 @@ void expect_same(const WriteResult& a, const WriteResult& b) {
   EXPECT_TRUE(same(a.index, b.index));
   EXPECT_EQ(a.size_in_bytes, b.size_in_bytes);
   EXPECT_EQ(a.storage, b.storage);
+  EXPECT_EQ(a.block_sums, b.block_sums);
 }
 
 void expect_same(const StorageMetadata& a, const StorageMetadata& b) {

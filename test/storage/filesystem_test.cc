@@ -226,6 +226,134 @@ TEST_F(FileSystemTest, ManySmallTensorsTakeFewAppendsAndReads) {
   }
 }
 
+/// Reads of data files, and their bytes.
+struct Reads {
+  std::uint64_t calls = 0;
+  std::uint64_t bytes = 0;
+};
+
+Reads reads_of(const FaultInjectingFileSystem& files) {
+  Reads reads;
+  for (const FileEvent& event : files.trace()) {
+    if (event.op != FileOp::kRead || !event.path.ends_with(".distcp")) continue;
+    ++reads.calls;
+    reads.bytes += event.bytes;
+  }
+  return reads;
+}
+
+/// A destination for a box of "t".
+StateDict box_of(c10::IntArrayRef whole, Sizes offsets, Sizes sizes) {
+  return {{"t", ShardedTensor(Sizes(whole), at::kFloat, {{pattern(sizes), std::move(offsets)}})}};
+}
+
+TEST_F(FileSystemTest, AColumnBlockTakesFarFewerReadsThanRows) {
+  const at::Tensor whole = counted({3000, 64});
+  place_.save({{"t", whole}}, "c");
+  for (const bool merges : {true, false}) {
+    StateDict columns = box_of({3000, 64}, {0, 10}, {3000, 20});
+    files_->clear_trace();
+    place_.load(columns, "c", {}, merges ? FileSystemReaderOptions{} : FileSystemReaderOptions{.merge_hole_bytes = 0});
+    EXPECT_TRUE(bit_equal(columns["t"].as_sharded_tensor().local_shards()[0].tensor, whole.narrow(1, 10, 20)));
+    const Reads reads = reads_of(*files_);
+    if (merges) {
+      EXPECT_LE(reads.calls, 10u);  // 768 KB, and what is around the elements.
+      EXPECT_LE(reads.bytes, whole.nbytes() + 16'384);
+    } else {
+      EXPECT_GE(reads.calls, 3000u);
+      EXPECT_LE(reads.bytes, 3000u * 80u + 16'384u);
+    }
+  }
+}
+
+TEST_F(FileSystemTest, TheStatedHoleJoinsRowsThatLieFarApart) {
+  const at::Tensor whole = counted({60, 16'384});
+  place_.save({{"t", whole}}, "c");
+  for (const auto& [hole_bytes, most_calls] :
+       std::vector<std::pair<std::size_t, std::uint64_t>>{{4096, 70}, {64 << 10, 20}, {SIZE_MAX, 20}}) {
+    StateDict columns = box_of({60, 16'384}, {0, 5}, {60, 100});
+    files_->clear_trace();
+    place_.load(columns, "c", {}, {.merge_hole_bytes = hole_bytes});
+    EXPECT_TRUE(bit_equal(columns["t"].as_sharded_tensor().local_shards()[0].tensor, whole.narrow(1, 5, 100)));
+    EXPECT_LE(reads_of(*files_).calls, most_calls) << hole_bytes;
+    EXPECT_EQ(reads_of(*files_).calls > 60, most_calls > 60) << hole_bytes;
+  }
+}
+
+TEST_F(FileSystemTest, LargeSlicesReadLittleElse) {
+  const at::Tensor whole = counted({512, 2048});
+  place_.save({{"t", whole}}, "c");
+  const std::vector<std::pair<Sizes, Sizes>> boxes = {{{0, 0}, {256, 2048}}, {{100, 0}, {300, 2048}},
+                                                      {{0, 0}, {512, 1024}}, {{0, 512}, {512, 512}},
+                                                      {{3, 1}, {400, 2047}}, {{1, 0}, {511, 2040}}};
+  for (const auto& [offsets, sizes] : boxes) {
+    StateDict part = box_of({512, 2048}, offsets, sizes);
+    files_->clear_trace();
+    place_.load(part, "c");
+    const at::Tensor wanted = whole.narrow(0, offsets[0], sizes[0]).narrow(1, offsets[1], sizes[1]);
+    EXPECT_TRUE(bit_equal(part["t"].as_sharded_tensor().local_shards()[0].tensor, wanted));
+    EXPECT_LE(static_cast<double>(reads_of(*files_).bytes), 1.05 * static_cast<double>(sizes[0] * sizes[1] * 4))
+        << dcp::to_string(c10::IntArrayRef(sizes));
+  }
+}
+
+TEST_F(FileSystemTest, NeighbouringSmallItemsAreReadTogetherAndDistantOnesAlone) {
+  constexpr int kTensors = 600;
+  StateDict state;
+  for (int i = 0; i < kTensors; ++i) state[c10::str("t", i)] = at::full({256}, i, at::kFloat);
+  place_.save(state, "c");
+  const auto load = [&](int step, std::size_t hole_bytes) {
+    StateDict wanted;
+    for (int i = 0; i < kTensors; i += step) wanted[c10::str("t", i)] = pattern({256});
+    files_->clear_trace();
+    place_.load(wanted, "c", {}, {.merge_hole_bytes = hole_bytes});
+    for (const auto& [key, value] : wanted) {
+      EXPECT_TRUE(bit_equal(value, state.at(key))) << dcp::to_string(key);
+    }
+    return reads_of(*files_);
+  };
+  // 1.5 MB in all, checked, then read: twice 256 KiB at a time.
+  EXPECT_LE(load(1, 4096).calls, 16u);
+  EXPECT_LE(load(2, 4096).calls, 16u);  // Over one other item.
+  EXPECT_GE(load(1, 0).calls, 2u * kTensors);
+  const Reads alone = load(10, 4096);  // Nine others are too many.
+  EXPECT_GE(alone.calls, 2u * kTensors / 10);
+  EXPECT_LE(alone.bytes, 3u * 2560u * kTensors / 10);
+  const Reads joined = load(10, 64 << 10);
+  EXPECT_LE(joined.calls, 16u);
+  EXPECT_GT(joined.bytes, 10u * 2560u * kTensors / 10);
+}
+
+TEST_F(FileSystemTest, ManyObjectsTakeFewReads) {
+  StateDict state;
+  StateDict wanted;
+  for (int i = 0; i < 1000; ++i) {
+    state[c10::str("o", i)] = i;
+    wanted[c10::str("o", i)] = None();
+  }
+  place_.save(state, "c");
+  files_->clear_trace();
+  place_.load(wanted, "c");
+  EXPECT_LE(reads_of(*files_).calls, 8u);  // 1.3 MB.
+  EXPECT_EQ(first_difference(wanted, state), "");
+}
+
+TEST_F(FileSystemTest, AFileThatWasCutIsToldOfEachSmallItemThatItLacks) {
+  StateDict state;
+  for (int i = 0; i < 20; ++i) state[c10::str("t", 10 + i)] = counted({16});
+  const Metadata metadata = place_.save(state, "c");
+  const Bytes bytes = contents_of(*files_, "c").at("__0_0.distcp");
+  write_file(*files_, "c/__0_0.distcp", ByteSpan(bytes).first(bytes.size() / 2));
+  StateDict wanted;
+  for (const auto& [key, value] : state) wanted[key] = pattern({16});
+  const std::string text = error_of([&] { place_.load(wanted, "c"); });
+  for (int i = 0; i < 20; ++i) {
+    const StorageInfo& info = *metadata.storage_data.find({c10::str("t", 10 + i), Sizes{0}, {}});
+    const bool is_cut = static_cast<std::size_t>(info.offset + info.length) > bytes.size() / 2;
+    EXPECT_EQ(text.find(c10::str("t", 10 + i, " at")) != std::string::npos, is_cut) << text;
+  }
+}
+
 TEST_F(FileSystemTest, AFaultInGatheredItemsNamesThemAndTheFile) {
   files_->fail({.op = FileOp::kAppend, .path_contains = "__0_0"});
   const std::string text = error_of([&] { place_.save({{"a", counted({4})}, {"b", counted({4})}}, "c"); });

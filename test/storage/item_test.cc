@@ -43,7 +43,7 @@ class ItemTest : public ::testing::Test {
   void read(const std::vector<std::int64_t>& begin, const at::Tensor& destination,
             std::int64_t copy_bytes = kReadCopyBytes, bool verify = true) {
     const TensorItem item = open();
-    read_tensor_region(*file_, kItemOffset, item, begin, destination.sizes(), destination, verify, copy_bytes);
+    read_tensor_region(*file_, kItemOffset, item, begin, destination.sizes(), destination, {verify, copy_bytes});
   }
 
   at::Tensor read_whole(const at::Tensor& like, std::int64_t copy_bytes = kReadCopyBytes) {
@@ -160,12 +160,12 @@ TEST_F(ItemTest, AWholeItemIsOneCallWithoutTheChecksum) {
   const TensorItem item = open();
   const at::Tensor destination = pattern({1024, 1024});
   files_->clear_trace();
-  read_tensor_region(*file_, kItemOffset, item, {0, 0}, {1024, 1024}, destination, /*verify_checksum=*/false);
+  read_tensor_region(*file_, kItemOffset, item, {0, 0}, {1024, 1024}, destination, {.verify_checksum = false});
   EXPECT_EQ(reads(), 1u);
   EXPECT_TRUE(bit_equal(destination, whole));
   files_->clear_trace();
   destination.fill_(0);
-  read_tensor_region(*file_, kItemOffset, item, {0, 0}, {1024, 1024}, destination, /*verify_checksum=*/true);
+  read_tensor_region(*file_, kItemOffset, item, {0, 0}, {1024, 1024}, destination, {.verify_checksum = true});
   EXPECT_EQ(bytes_read(), 4u << 20);
   EXPECT_TRUE(bit_equal(destination, whole));
 }

@@ -123,6 +123,32 @@ TEST_F(MemoryUseTest, RowSlicesAreNotCopiedAndColumnSlicesOnce) {
       bit_equal(columns["t"].as_sharded_tensor().local_shards()[0].tensor, whole.narrow(1, 5 * 1024, 10 * 1024)));
 }
 
+// Saved in 4 parts, loaded as 3.
+TEST_F(MemoryUseTest, ReshardingKeepsToTheBound) {
+  const std::vector<std::int64_t> sizes = {1020, 36 * 1024};
+  const at::Tensor whole = at::arange(sizes[0] * sizes[1], at::kInt).view(sizes);
+  ASSERT_GT(static_cast<std::int64_t>(whole.nbytes()), 2 * kMostBytes);
+  for (const std::int64_t dim : {0, 1}) {
+    SCOPED_TRACE(dim);
+    const auto part_of = [&](std::int64_t number, std::int64_t parts) {
+      const std::int64_t length = sizes[static_cast<std::size_t>(dim)] / parts;
+      Shard shard{whole.narrow(dim, number * length, length), {0, 0}};
+      shard.offsets[static_cast<std::size_t>(dim)] = number * length;
+      return shard;
+    };
+    save_of({{"t", ShardedTensor(Sizes(c10::IntArrayRef(sizes)), at::kInt,
+                                 {part_of(0, 4), part_of(1, 4), part_of(2, 4), part_of(3, 4)})}});
+    for (std::int64_t number = 0; number < 3; ++number) {
+      const Shard wanted = part_of(number, 3);
+      const at::Tensor destination = at::zeros(wanted.tensor.sizes(), at::kInt);
+      StateDict state = {
+          {"t", ShardedTensor(Sizes(c10::IntArrayRef(sizes)), at::kInt, {{destination, wanted.offsets}})}};
+      EXPECT_LT(load_of(state).peak_bytes, kMostBytes);
+      EXPECT_TRUE(bit_equal(destination, wanted.tensor.contiguous()));
+    }
+  }
+}
+
 TEST_F(MemoryUseTest, ManyItemsTakeAStatedNumberOfBytesEach) {
   constexpr std::int64_t kItems = 20'000;
   StateDict state;

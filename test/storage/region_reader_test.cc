@@ -41,9 +41,9 @@ std::int64_t product(const std::vector<std::int64_t>& sizes) {
   return result;
 }
 
-Bytes read(const RandomAccessFile& file, const FileRegion& region) {
+Bytes read(const RandomAccessFile& file, const FileRegion& region, std::int64_t max_hole_bytes = kMergeHoleBytes) {
   Bytes out(static_cast<std::size_t>(product(region.lengths) * region.element_bytes), 0xAB);
-  read_region(file, region, out);
+  read_region(file, region, out, max_hole_bytes);
   return out;
 }
 
@@ -80,7 +80,8 @@ TEST(RegionReader, RandomRegionsAgreeWithReadingElementByElement) {
       region.begin.push_back(begin);
       region.lengths.push_back(length);
     }
-    ASSERT_EQ(read(file, region), expected(bytes, region)) << "round " << round;
+    const std::int64_t max_hole_bytes = std::vector<std::int64_t>{0, 1, 100, 4096, 1 << 20}[random() % 5];
+    ASSERT_EQ(read(file, region, max_hole_bytes), expected(bytes, region)) << "round " << round;
   }
 }
 
@@ -124,6 +125,23 @@ TEST(RegionReader, SmallRunsThatLieCloseTogetherAreReadAtOnce) {
   EXPECT_EQ(read(far, far_region), expected(bytes, far_region));
   EXPECT_EQ(far.calls, 16u);
   EXPECT_EQ(far.bytes, 64u);
+}
+
+TEST(RegionReader, TheStatedHoleDecidesWhatIsReadAlong) {
+  const Bytes bytes = noise(1 << 20);
+  const FileRegion region = {0, 1, {64, 16 << 10}, {0, 0}, {64, 200}};
+  constexpr std::int64_t kHole = (16 << 10) - 200;
+  for (const auto& [max_hole_bytes, calls] :
+       std::vector<std::pair<std::int64_t, std::uint64_t>>{{0, 64}, {kHole - 1, 64}, {kHole, 1}, {1 << 20, 1}}) {
+    const CountingFile file(bytes);
+    EXPECT_EQ(read(file, region, max_hole_bytes), expected(bytes, region));
+    EXPECT_EQ(file.calls, calls) << max_hole_bytes;
+    EXPECT_EQ(file.bytes, calls == 1 ? 63u * (16u << 10) + 200u : 64u * 200u) << max_hole_bytes;
+  }
+  // Without any, also where a byte alone is between.
+  const CountingFile file(bytes);
+  EXPECT_EQ(read(file, {0, 1, {100, 101}, {0, 0}, {100, 100}}, 0).size(), 10'000u);
+  EXPECT_EQ(file.bytes, 10'000u);
 }
 
 TEST(RegionReader, WhatIsReadAtOnceIsBounded) {

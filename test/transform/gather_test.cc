@@ -5,6 +5,7 @@
 
 #include "test/support/expect_error.h"
 #include "test/transform/transform_support.h"
+#include "torch_dcp/transform/gather_plan_internal.h"
 
 namespace dcp {
 namespace {
@@ -229,6 +230,76 @@ TEST(Gather, DoesNotMindTheOrderOfKeys) {
   });
 }
 
+TEST(Gather, WhatIsThereTwiceIsOneWholeInBothPlaces) {
+  on_ranks(3, [](RankContext& ranks, Communicator& comm) {
+    const at::Tensor whole = counted({7, 2});
+    const DTensor part = split(whole, ranks);
+    const DTensor copy(part.local().clone(), part.mesh_ptr(), part.placements(), part.global_sizes());
+    const DTensor everywhere = placed(counted({3}), {3}, {Placement::replicate()}, ranks.rank());
+    // Rank 1 has nothing of it, and cannot tell.
+    std::vector<Shard> shards;
+    if (ranks.rank() == 0) shards = {{whole.narrow(0, 0, 4), {0, 0}}};
+    if (ranks.rank() == 2) shards = {{whole.narrow(0, 4, 3), {4, 0}}};
+    const ShardedTensor sharded({7, 2}, at::kFloat, shards);
+    const auto outer_mesh = std::make_shared<const DeviceMesh>(Sizes{2}, std::vector<std::int64_t>{0, 2}, ranks.rank());
+    const auto of_two = [&] {
+      if (ranks.rank() == 1) return DTensor(at::empty({0, 2}), outer_mesh, {Placement::shard(0)}, {7, 2});
+      return DTensor::distribute(whole, outer_mesh, {Placement::shard(0)});
+    };
+    const DTensor outside = of_two();
+    const Dict values = {{"part", part},       {"everywhere", everywhere},
+                         {"sharded", sharded}, {"outside", outside},
+                         {"copy", copy},       {"elsewhere", ranks.rank() == 1 ? copy : part}};
+    Dict first = values;
+    first.erase("copy");
+    first.erase("elsewhere");
+    // The order of keys is each rank's own affair.
+    Dict state = ranks.rank() == 2 ? Dict{{"deep", List{Value(first)}}, {"values", values}}
+                                   : Dict{{"values", values}, {"deep", List{Value(first)}}};
+    if (ranks.rank() == 1) {
+      // Outside of the mesh there is no telling which part this is not.
+      state.at("deep").as_list().at(0).as_dict()["outside"] = of_two();
+    }
+    for (const std::int64_t bucket_bytes : {16, 1000}) {
+      for (const std::vector<int>& chosen : std::vector<std::vector<int>>{{}, {0}, {1, 2}}) {
+        const Dict wholes = gather(state, comm, {.ranks = chosen, .bucket_bytes = bucket_bytes});
+        if (!chosen.empty() && std::find(chosen.begin(), chosen.end(), ranks.rank()) == chosen.end()) continue;
+        const Dict& got = wholes.at("values").as_dict();
+        const Dict& again = wholes.at("deep").as_list().at(0).as_dict();
+        for (const auto& [key, value] : got) {
+          const bool is_short = key == Key("everywhere");
+          expect_same(value, is_short ? counted({3}) : whole);
+          if (!again.contains(key)) continue;
+          EXPECT_TRUE(value.as_tensor().is_same(again.at(key).as_tensor())) << to_string(key);
+        }
+        for (const char* other : {"sharded", "outside", "copy", "elsewhere"}) {
+          EXPECT_FALSE(got.at("part").as_tensor().is_alias_of(got.at(other).as_tensor())) << other;
+        }
+      }
+    }
+  });
+}
+
+TEST(Gather, OneLocalTensorInTwoLayoutsIsTwoWholes) {
+  on_ranks(2, [](RankContext& ranks, Communicator& comm) {
+    const at::Tensor local = at::full({2, 2}, static_cast<double>(ranks.rank()));
+    const auto of = [&](std::int64_t dim, Sizes sizes) {
+      return DTensor(local, mesh_of(ranks), {Placement::shard(dim)}, std::move(sizes));
+    };
+    const auto shard_at = [&](std::int64_t row) { return ShardedTensor({4, 2}, at::kFloat, {{local, {row, 0}}}); };
+    const int rank = ranks.rank();
+    const Dict state = {{"rows", of(0, {4, 2})},
+                        {"columns", of(1, {2, 4})},
+                        {"shards", shard_at(2 * rank)},
+                        {"turned", shard_at(2 - 2 * rank)}};
+    const at::Tensor none = at::zeros({2, 2}), one = at::ones({2, 2});
+    expect_same(gather(state, comm), Dict{{"rows", at::cat({none, one})},
+                                          {"columns", at::cat({none, one}, 1)},
+                                          {"shards", at::cat({none, one})},
+                                          {"turned", at::cat({one, none})}});
+  });
+}
+
 TEST(Gather, WorksInAWorldOfOne) {
   Communicator comm = Communicator::single();
   const at::Tensor whole = counted({4, 2});
@@ -348,6 +419,25 @@ TEST(Gather, FailsAlikeIfOneRanksObjectThrows) {
     errors.run(ranks.rank(), [&] { gather(state, comm); });
   });
   errors.expect({2}, {"no state today", "['o']"});
+}
+
+TEST(Gather, AMessageThatTakesATensorForALaterOneIsRefused) {
+  for (const std::uint64_t same_as : {0, 1, 2, 9}) {
+    GatherPlan plan;
+    plan.tensors.resize(2);
+    plan.tensors[1].same_as = same_as;
+    ByteWriter out;
+    encode(out, plan);
+    const Bytes bytes = std::move(out).take();
+    ByteReader in(bytes);
+    GatherPlan received;
+    if (same_as == 0) {
+      decode(in, received);
+      EXPECT_EQ(received.tensors[1].same_as, 0u);
+    } else {
+      expect_error(ErrorKind::kCorruptData, "does not come before it", [&] { decode(in, received); });
+    }
+  }
 }
 
 }  // namespace

@@ -31,8 +31,6 @@ ByteSpan ByteReader::take(std::uint64_t byte_count) {
   return taken;
 }
 
-std::uint8_t ByteReader::u8() { return take(1)[0]; }
-
 bool ByteReader::boolean() {
   const std::uint8_t value = u8();
   DCP_CHECK(value <= 1, kCorruptData, "message has ", int{value}, " for a boolean");

@@ -22,6 +22,8 @@ class DCP_API ByteWriter {
   /// Length (64 bits), then the bytes.
   void bytes(ByteSpan value);
   void text(std::string_view value) { bytes(as_bytes(value)); }
+  /// The bytes alone.
+  void raw(ByteSpan value) { bytes_.insert(bytes_.end(), value.begin(), value.end()); }
 
   std::size_t size() const { return bytes_.size(); }
   Bytes take() && { return std::move(bytes_); }
@@ -43,7 +45,12 @@ class DCP_API ByteReader {
  public:
   explicit ByteReader(ByteSpan bytes) : rest_(bytes) {}
 
-  std::uint8_t u8();
+  std::uint8_t u8() {
+    if (rest_.empty()) take(1);  // throws
+    const std::uint8_t value = rest_.front();
+    rest_ = rest_.subspan(1);
+    return value;
+  }
   bool boolean();
   std::uint32_t u32();
   std::uint64_t u64();
@@ -51,6 +58,8 @@ class DCP_API ByteReader {
   double f64();
   Bytes bytes();
   std::string text();
+  /// The next bytes, where they lie.
+  ByteSpan raw(std::uint64_t byte_count) { return take(byte_count); }
   /// A count of things of at least `min_bytes` bytes each, checked against what is left.
   std::uint64_t count(std::size_t min_bytes = 1);
 

@@ -43,14 +43,15 @@ class Rollback {
 class LoadRun {
  public:
   LoadRun(StateDict& state, const std::function<StorageReader&()>& open_reader, LoadPlanner& planner,
-          bool is_planner_ours, Communicator& comm, bool use_collectives, int rank)
+          bool is_planner_ours, Communicator& comm, bool use_collectives, int rank, internal::StatefulRule rule)
       : state_(state),
         open_reader_(open_reader),
         planner_(planner),
         is_planner_ours_(is_planner_ours),
         comm_(comm),
         use_collectives_(use_collectives),
-        rank_(rank) {}
+        rank_(rank),
+        rule_(rule) {}
 
   LoadReport run(bool wants_rollback) {
     // One rank decides which kind of checkpoint it is, so that all go the same way.
@@ -78,7 +79,7 @@ class LoadRun {
     try {
       status_step(comm_, "apply", [this] {
         planner_.commit_objects();
-        if (replaced_) restore_stateful(state_, *std::move(replaced_));
+        if (replaced_) restore_stateful(state_, *std::move(replaced_), planner_.report().skipped);
       });
     } catch (Error& error) {
       undo(rollback, error,
@@ -143,6 +144,7 @@ class LoadRun {
   }
 
   LoadPlan plan_locally() {
+    if (rule_ == internal::StatefulRule::kRefuse) refuse_all_stateful(state_);
     if (!metadata_) {
       metadata_ = reader().read_rank_metadata(rank_);
     } else if (is_merged_) {
@@ -179,6 +181,7 @@ class LoadRun {
   Communicator& comm_;
   bool use_collectives_;
   int rank_;
+  internal::StatefulRule rule_;
   std::optional<Metadata> metadata_;
   bool is_merged_ = false;             // from what ranks saved without collectives
   std::optional<StateDict> replaced_;  // `state_` with the states of its Stateful values; tensors are the live ones
@@ -189,7 +192,8 @@ class LoadRun {
 
 namespace internal {
 
-LoadReport load(StateDict& state, const std::function<StorageReader&()>& open_reader, const LoadOptions& options) {
+LoadReport load(StateDict& state, const std::function<StorageReader&()>& open_reader, const LoadOptions& options,
+                StatefulRule rule) {
   const StepGroup group(options.process_group, options.communicator, options.communicator_options,
                         options.use_collectives);
   std::shared_ptr<LoadPlanner> planner = options.planner;
@@ -202,7 +206,7 @@ LoadReport load(StateDict& state, const std::function<StorageReader&()>& open_re
   }
   return group.with_rank([&] {
     return LoadRun(state, open_reader, *planner, !options.planner, group.communicator(), options.use_collectives,
-                   group.rank())
+                   group.rank(), rule)
         .run(options.rollback);
   });
 }

@@ -16,7 +16,7 @@ namespace dcp {
 
 /// How to load; the same on every rank but for the planner's state.
 struct LoadOptions {
-  /// As in SaveOptions.
+  /// As in SaveOptions; the steps are "metadata", "plan", "check", "copy" (with `rollback`), "read" and "apply".
   GroupRef process_group = {};
   CommunicatorOptions communicator_options = {};
   std::shared_ptr<Communicator> communicator = nullptr;
@@ -54,7 +54,9 @@ DCP_API LoadReport load(StateDict& state, StorageReader& reader, const LoadOptio
 
 /// Rebuilds the nested state dict of a checkpoint, whole tensors on CPU, without knowing what is in it.
 ///
-/// \param keys  Flat keys, or dotted prefixes of them; empty for all. One that matches nothing is kKey.
+/// \param keys  Flat keys, or dotted prefixes of them; empty for all. In a name `*` stands for any characters, dots
+/// too,
+///              and `?` for one: `*.weight`. One that matches nothing is kKey.
 ///
 /// Collective: no; this process reads alone.
 /// Source: torch/distributed/checkpoint/state_dict_loader.py, _load_state_dict_from_keys (2.14.1).

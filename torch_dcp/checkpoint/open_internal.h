@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "torch_dcp/checkpoint/load.h"
@@ -7,10 +8,15 @@
 
 namespace dcp::internal {
 
+/// What becomes of a Stateful at the top level.
+enum class StatefulRule : std::uint8_t { kConvert, kRefuse };
+
 // As `save` and `load`, for a storage that is opened inside the first step: what goes wrong then on one rank is every
 // rank's error, where before the step it would leave the others waiting.
 
-Metadata save(const StateDict& state, const std::function<StorageWriter&()>& open_writer, const SaveOptions& options);
-LoadReport load(StateDict& state, const std::function<StorageReader&()>& open_reader, const LoadOptions& options);
+Metadata save(const StateDict& state, const std::function<StorageWriter&()>& open_writer, const SaveOptions& options,
+              StatefulRule rule = StatefulRule::kConvert);
+LoadReport load(StateDict& state, const std::function<StorageReader&()>& open_reader, const LoadOptions& options,
+                StatefulRule rule = StatefulRule::kConvert);
 
 }  // namespace dcp::internal

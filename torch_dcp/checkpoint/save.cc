@@ -1,6 +1,7 @@
 #include "torch_dcp/checkpoint/save.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -8,9 +9,11 @@
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/checkpoint/group_internal.h"
 #include "torch_dcp/checkpoint/open_internal.h"
+#include "torch_dcp/checkpoint/replica_check_internal.h"
 #include "torch_dcp/checkpoint/stateful_internal.h"
 #include "torch_dcp/comm/rank_step.h"
 #include "torch_dcp/plan/default_save_planner.h"
+#include "torch_dcp/plan/plan_exchange.h"
 #include "torch_dcp/plan/wire.h"
 #include "torch_dcp/storage/storage_writer.h"
 
@@ -21,12 +24,18 @@ namespace {
 class SaveRun {
  public:
   SaveRun(const StateDict& state, const std::function<StorageWriter&()>& open_writer, SavePlanner& planner,
-          Communicator& comm, bool use_collectives, int rank)
-      : state_(state), open_writer_(open_writer), planner_(planner), comm_(comm) {
+          Communicator& comm, const SaveOptions& options, int rank, internal::StatefulRule rule)
+      : state_(state),
+        open_writer_(open_writer),
+        planner_(planner),
+        comm_(comm),
+        must_check_replicas_(options.check_replicas),
+        rule_(rule) {
     planner_context_.rank = rank;
     planner_context_.world_size = comm.size();
     planner_context_.is_coordinator = comm.is_coordinator();
-    planner_context_.use_collectives = use_collectives;
+    planner_context_.use_collectives = options.use_collectives;
+    if (options.plan_cache) exchange_.emplace(*options.plan_cache);
   }
 
   Metadata run() {
@@ -34,32 +43,109 @@ class SaveRun {
       plan();
       write();
     } catch (const CheckpointError& error) {
-      // Where it is sure that no coordinator goes on to commit, nothing of this save may stay. Before `set_up` the
-      // writer still has the files of its last save in mind.
-      if (is_writer_set_up_ && is_known_before_commit(error)) writer_->abort();
+      // Where it is sure that no coordinator goes on to commit, nothing of this save may stay: not where this rank
+      // could not learn what all have decided. Before `set_up` the writer still has the files of its last save in mind.
+      if (is_writer_set_up_ && is_decided(error)) writer_->abort();
       throw;
     }
-    Metadata committed =
-        broadcast_step(comm_, "commit", [this] { return writer_->finish(*std::move(metadata_), results_); });
+    Metadata committed = commit();
     writer_->committed();
+    if (exchange_) exchange_->keep();
     return committed;
   }
 
  private:
+  Metadata commit() {
+    try {
+      return broadcast_step(comm_, "commit", [this] { return writer_->finish(*std::move(metadata_), results_); });
+    } catch (CheckpointError& error) {
+      const bool is_unknown = !has_verdict(error);
+      if (!is_unknown && !may_have_committed()) {
+        writer_->abort();
+      } else {
+        error.add_context(c10::str(is_unknown ? "outcome unknown: " : "",
+                                   "it may have been committed; is_complete() and the metadata's save id tell"));
+      }
+      throw;
+    }
+  }
+
+  /// What the coordinator's writer says after a commit that failed on all ranks.
+  bool may_have_committed() {
+    try {
+      return broadcast_step(comm_, "clear", [this] { return writer_->may_have_committed(); });
+    } catch (const CheckpointError&) {
+      // Nobody can say. What was written stays for the next save to remove, and the commit's error goes on.
+      return true;
+    }
+  }
+
+  /// Every rank has thrown this, the coordinator too.
+  static bool is_decided(const CheckpointError& error) {
+    return std::none_of(error.failures().begin(), error.failures().end(),
+                        [](const RankFailure& failure) { return failure.rank < 0; });
+  }
+
   /// A lost peer or an expired deadline says nothing about what the coordinator did; its own verdict does.
-  static bool is_known_before_commit(const CheckpointError& error) {
+  static bool has_verdict(const CheckpointError& error) {
     return std::none_of(error.failures().begin(), error.failures().end(), [](const RankFailure& failure) {
       return failure.kind == ErrorKind::kComm || failure.kind == ErrorKind::kDeadline;
     });
   }
 
   void plan() {
+    if (must_check_replicas_ && comm_.size() > 1) {
+      check_replicas(comm_, [this]() -> const SavePlan& { return local_plan(); }, planner_);
+    }
+    if (exchange_) {
+      plan_with_cache();
+      return;
+    }
     plan_ = reduce_scatter_step(
-        comm_, "plan", [this] { return plan_locally(); },
-        [this](std::vector<SavePlan> plans) { return plan_globally(std::move(plans)); });
+        comm_, "plan", [this] { return std::move(local_plan()); },
+        [this](std::vector<SavePlan> plans) {
+          auto [global_plans, metadata] = planner_.create_global_plan(std::move(plans));
+          metadata_ = std::move(metadata);
+          return prepare_storage(std::move(global_plans));
+        });
+  }
+
+  void plan_with_cache() {
+    const auto exchange = [this](const std::function<SavePlanOffer()>& offer) {
+      return exchange_->accept(reduce_scatter_step(
+          comm_, "plan", offer, [this](std::vector<SavePlanOffer> offers) { return answer(std::move(offers)); }));
+    };
+    std::optional<SavePlan> plan = exchange([this] {
+      const SavePlan& local = local_plan();
+      return exchange_->offer(local, planner_.fingerprint(), planner_context_, comm_.coordinator());
+    });
+    if (!plan) plan = exchange([this] { return exchange_->offer_all(); });
+    DCP_CHECK(plan, kInternal, "the coordinator did not plan though it was sent all plans");
+    plan_ = *std::move(plan);
+  }
+
+  std::vector<SavePlanAnswer> answer(std::vector<SavePlanOffer> offers) {
+    bool is_of_this_save = false;
+    std::vector<SavePlanAnswer> answers = exchange_->answer(
+        std::move(offers),
+        [&](std::vector<SavePlan> plans) {
+          is_of_this_save = true;
+          return planner_.create_global_plan(std::move(plans));
+        },
+        [this](std::vector<SavePlan> plans) { return prepare_storage(std::move(plans)); });
+    metadata_ = exchange_->metadata();
+    if (!is_of_this_save && metadata_->storage_meta) metadata_->storage_meta = planner_context_.storage_meta;
+    return answers;
+  }
+
+  /// Made on the first call.
+  SavePlan& local_plan() {
+    if (!local_plan_) local_plan_ = plan_locally();
+    return *local_plan_;
   }
 
   SavePlan plan_locally() {
+    if (rule_ == internal::StatefulRule::kRefuse) refuse_all_stateful(state_);
     // A copy of the dict touches every tensor's handle, which costs as much as planning it.
     if (has_stateful(state_)) {
       replaced_ = replace_stateful(state_);
@@ -80,14 +166,11 @@ class SaveRun {
     return writer_->prepare_local_plan(planner_.create_local_plan());
   }
 
-  std::vector<SavePlan> plan_globally(std::vector<SavePlan> plans) {
-    const std::size_t rank_count = plans.size();
-    auto [global_plans, metadata] = planner_.create_global_plan(std::move(plans));
-    metadata_ = std::move(metadata);
-    global_plans = writer_->prepare_global_plan(std::move(global_plans));
-    DCP_CHECK(global_plans.size() == rank_count, kInternal, "the global plan has ", global_plans.size(), " parts for ",
-              rank_count, " ranks");
-    return global_plans;
+  std::vector<SavePlan> prepare_storage(std::vector<SavePlan> plans) {
+    plans = writer_->prepare_global_plan(std::move(plans));
+    DCP_CHECK(plans.size() == static_cast<std::size_t>(comm_.size()), kInternal, "the global plan has ", plans.size(),
+              " parts for ", comm_.size(), " ranks");
+    return plans;
   }
 
   void write() {
@@ -113,6 +196,10 @@ class SaveRun {
   Communicator& comm_;
   SavePlannerContext planner_context_;
   bool is_writer_set_up_ = false;
+  bool must_check_replicas_;
+  internal::StatefulRule rule_;
+  std::optional<SavePlanExchange> exchange_;  // with a plan cache
+  std::optional<SavePlan> local_plan_;
   std::optional<StateDict> replaced_;  // `state_` with the states of its Stateful values, if it has any
   SavePlan plan_;
   std::optional<Metadata> metadata_;               // coordinator only
@@ -123,14 +210,14 @@ class SaveRun {
 
 namespace internal {
 
-Metadata save(const StateDict& state, const std::function<StorageWriter&()>& open_writer, const SaveOptions& options) {
+Metadata save(const StateDict& state, const std::function<StorageWriter&()>& open_writer, const SaveOptions& options,
+              StatefulRule rule) {
   const StepGroup group(options.process_group, options.communicator, options.communicator_options,
                         options.use_collectives);
   const std::shared_ptr<SavePlanner> planner =
       options.planner ? options.planner : std::make_shared<DefaultSavePlanner>();
-  return group.with_rank([&] {
-    return SaveRun(state, open_writer, *planner, group.communicator(), options.use_collectives, group.rank()).run();
-  });
+  return group.with_rank(
+      [&] { return SaveRun(state, open_writer, *planner, group.communicator(), options, group.rank(), rule).run(); });
 }
 
 }  // namespace internal

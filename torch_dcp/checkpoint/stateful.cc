@@ -1,11 +1,17 @@
 #include "torch_dcp/state_dict/stateful.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "torch_dcp/base/error.h"
+#include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/checkpoint/stateful_internal.h"
+#include "torch_dcp/state_dict/equal.h"
 #include "torch_dcp/state_dict/path.h"
+#include "torch_dcp/state_dict/traverse.h"
 
 namespace dcp {
 namespace {
@@ -61,6 +67,42 @@ void refuse_stateful(const Value& value, Path& path) {
   }
 }
 
+/// Top-level keys below which something was loaded, or nothing is.
+std::set<Key> keys_of_loaded(const Dict& loaded, const std::vector<std::string>& skipped) {
+  const std::unordered_set<std::string> names(skipped.begin(), skipped.end());
+  std::set<Key> keys;
+  visit_leaves(loaded, [&](const Path& path, const Value&) {
+    // By whichever rule the planner made its keys.
+    Path above;
+    const bool is_skipped = std::any_of(path.begin(), path.end(), [&](const PathItem& item) {
+      above.push_back(item);
+      return names.contains(flat_key(above));
+    });
+    if (is_skipped) return;
+    keys.insert(path[0].step == PathStep::kDictIntKey ? Key(path[0].index) : Key(path[0].key));
+  });
+  return keys;
+}
+
+/// The keys of objects that are to be given their states, one for each object.
+std::vector<Key> keys_to_give(const Dict& state, const Dict& loaded, const std::vector<std::string>& skipped) {
+  std::vector<Key> keys = sorted_keys_of_stateful(state);
+  if (!keys.empty() && !skipped.empty()) {
+    const std::set<Key> given = keys_of_loaded(loaded, skipped);
+    std::erase_if(keys, [&](const Key& key) { return !given.contains(key); });
+  }
+  std::map<const Stateful*, Key> first;
+  std::erase_if(keys, [&](const Key& key) {
+    const auto [place, is_new] = first.emplace(state.at(key).as_stateful().get(), key);
+    if (is_new) return false;
+    const std::string difference = first_difference(loaded.at(place->second).as_dict(), loaded.at(key).as_dict());
+    DCP_CHECK(difference.empty(), kKey, "keys '", to_string(place->second), "' and '", to_string(key),
+              "' are one Stateful, and their loaded states differ: ", difference);
+    return true;
+  });
+  return keys;
+}
+
 }  // namespace
 
 bool has_stateful(const Dict& state) {
@@ -76,6 +118,17 @@ void refuse_nested_stateful(const Dict& state) {
   }
 }
 
+void refuse_all_stateful(const Dict& state) {
+  FaultList faults;
+  for (const auto& [key, value] : state) {
+    if (value.kind() != ValueKind::kStateful) continue;
+    faults.add(ErrorKind::kType, to_string(key),
+               "a Stateful; this call takes states alone, so give it what state_dict() returns, or call save or load");
+  }
+  faults.throw_if_any("state dict", DCP_WHERE);
+  refuse_nested_stateful(state);
+}
+
 Dict replace_stateful(const Dict& state) {
   Dict replaced = state;
   for (const Key& key : sorted_keys_of_stateful(state)) {
@@ -87,7 +140,8 @@ Dict replace_stateful(const Dict& state) {
   return replaced;
 }
 
-void restore_stateful(Dict& state, Dict loaded) {
+void restore_stateful(Dict& state, Dict loaded, const std::vector<std::string>& skipped) {
+  const std::vector<Key> keys = keys_to_give(state, loaded, skipped);
   std::size_t number = 0;
   for (auto& [key, value] : loaded) {
     // `loaded` was made from `state`, so that keys stand in the same order.
@@ -99,7 +153,7 @@ void restore_stateful(Dict& state, Dict loaded) {
       *target = std::move(value);
     }
   }
-  for (const Key& key : sorted_keys_of_stateful(state)) {
+  for (const Key& key : keys) {
     with_key(key, "load_state_dict()", [&] {
       state.at(key).as_stateful()->load_state_dict(loaded.at(key).as_dict());
       return true;

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 namespace dcp {
@@ -13,14 +11,36 @@ namespace {
 
 constexpr std::chrono::milliseconds kGiveUpInterval{10};
 
-struct Call {
+}  // namespace
+
+struct BoundedCall::State {
   std::mutex mutex;
   std::condition_variable ended_signal;
   bool ended = false;
   std::exception_ptr error;
 };
 
-void run(const std::shared_ptr<Call>& call, std::function<void()> work) {
+std::chrono::milliseconds time_left(TimePoint until) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+  return std::max(left, std::chrono::milliseconds(1));
+}
+
+BoundedCall::BoundedCall(std::function<void()> work)
+    : state_(std::make_shared<State>()),
+      thread_([state = state_, work = std::move(work)]() mutable { run(state, std::move(work)); }) {}
+
+BoundedCall::~BoundedCall() {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  const bool ended = state_->ended;
+  lock.unlock();
+  if (ended) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+}
+
+void BoundedCall::run(const std::shared_ptr<State>& state, std::function<void()> work) {
   std::exception_ptr error;
   try {
     work();
@@ -30,42 +50,30 @@ void run(const std::shared_ptr<Call>& call, std::function<void()> work) {
   // What the work holds goes before its end is told: whoever waits for the end of
   // a group's destruction must not return earlier.
   work = nullptr;
-  const std::lock_guard<std::mutex> lock(call->mutex);
-  call->error = std::move(error);
-  call->ended = true;
-  call->ended_signal.notify_all();
+  const std::lock_guard<std::mutex> lock(state->mutex);
+  state->error = std::move(error);
+  state->ended = true;
+  state->ended_signal.notify_all();
 }
 
-}  // namespace
-
-std::chrono::milliseconds time_left(TimePoint until) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-  return std::max(left, std::chrono::milliseconds(1));
-}
-
-bool run_bounded(std::function<void()> work, TimePoint until, const std::function<bool()>& give_up) {
-  auto call = std::make_shared<Call>();
-  std::thread thread([call, work = std::move(work)]() mutable { run(call, std::move(work)); });
-
-  std::unique_lock<std::mutex> lock(call->mutex);
-  while (!call->ended && std::chrono::steady_clock::now() < until) {
+bool BoundedCall::wait(TimePoint until, const std::function<bool()>& give_up) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  while (!state_->ended && std::chrono::steady_clock::now() < until) {
     const TimePoint slice = give_up ? std::min(until, std::chrono::steady_clock::now() + kGiveUpInterval) : until;
-    call->ended_signal.wait_until(lock, slice, [&] { return call->ended; });
-    if (call->ended || !give_up) continue;
+    state_->ended_signal.wait_until(lock, slice, [&] { return state_->ended; });
+    if (state_->ended || !give_up) continue;
     lock.unlock();
     const bool stop = give_up();
     lock.lock();
     if (stop) break;
   }
-  const bool ended = call->ended;
-  lock.unlock();
-  if (!ended) {
-    thread.detach();
-    return false;
-  }
-  thread.join();
-  if (call->error) std::rethrow_exception(call->error);
+  if (!state_->ended) return false;
+  if (state_->error) std::rethrow_exception(state_->error);
   return true;
+}
+
+bool run_bounded(std::function<void()> work, TimePoint until, const std::function<bool()>& give_up) {
+  return BoundedCall(std::move(work)).wait(until, give_up);
 }
 
 }  // namespace dcp

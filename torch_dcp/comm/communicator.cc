@@ -1,5 +1,6 @@
 #include "torch_dcp/comm/communicator.h"
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -46,16 +47,24 @@ StepEngineOptions engine_options(const CommunicatorOptions& options, int rank, i
           size,
           options.coordinator,
           options.deadline,
+          options.deadlines,
           options.grace + milliseconds(2) * size,
           milliseconds(100) + milliseconds(1) * size};
+}
+
+// What the group's operations have for want of one of their own; each has its step's.
+milliseconds longest_deadline(const StepEngineOptions& options) {
+  milliseconds longest = options.deadline;
+  for (const auto& [step, deadline] : options.deadlines.by_step) longest = std::max(longest, deadline);
+  return longest;
 }
 
 StepEngine::MakeExchange exchange_maker(GroupFactory factory, std::shared_ptr<StepStore> store,
                                         const StepEngineOptions& options) {
   return [factory = std::move(factory), store = std::move(store), options](std::int64_t generation,
                                                                            RendezvousLimits limits) {
-    auto group =
-        factory(store->rendezvous(generation, std::move(limits)), options.rank, options.size, options.deadline);
+    auto group = factory(store->rendezvous(generation, std::move(limits)), options.rank, options.size,
+                         longest_deadline(options));
     return std::make_shared<ByteExchange>(std::move(group), options.rank, options.size, options.coordinator);
   };
 }
@@ -97,6 +106,9 @@ Communicator Communicator::create(const c10::intrusive_ptr<c10d::ProcessGroup>& 
             " of a group of ", size, " cannot be the coordinator");
   DCP_CHECK(options.deadline.count() > 0 && options.grace.count() > 0, kInvalidArgument,
             "a communicator's deadline and grace must be positive");
+  for (const auto& [step, deadline] : options.deadlines.by_step) {
+    DCP_CHECK(deadline.count() > 0, kInvalidArgument, "the deadline of step '", step, "' must be positive");
+  }
   if (size == 1) return single();
   DCP_CHECK(options.group_factory, kInvalidArgument, "a communicator needs a group factory");
   const c10::intrusive_ptr<c10d::Store> store = options.store ? options.store : store_of(group);

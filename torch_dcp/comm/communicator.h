@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,19 @@ namespace dcp {
 
 class StepEngine;
 
+/// Deadlines of single steps, by the step's label: "write", "commit". A step that is not named here has
+/// `CommunicatorOptions::deadline`, 30 minutes unless that is set; by default none is named.
+///
+/// save() and load() list their labels; those of other steps are in the errors that name them.
+struct DCP_API DeadlineOptions {
+  std::map<std::string, std::chrono::milliseconds> by_step = {};
+
+  std::chrono::milliseconds of(const std::string& step, std::chrono::milliseconds otherwise) const {
+    const auto found = by_step.find(step);
+    return found == by_step.end() ? otherwise : found->second;
+  }
+};
+
 /// How a communicator works. The same on every rank, but for `store`.
 struct DCP_API CommunicatorOptions {
   CommunicatorOptions();
@@ -35,12 +49,15 @@ struct DCP_API CommunicatorOptions {
 
   /// How long a rank may wait for the others in one step. It counts from the end of the
   /// rank's own part of the step, so it must exceed the difference between the fastest
-  /// and the slowest rank's part, the coordinator's merging included.
+  /// and the slowest rank's part, the coordinator's merging included. Also how long the
+  /// store may take to answer at first.
   std::chrono::milliseconds deadline = std::chrono::minutes(30);
+  /// Steps that have another.
+  DeadlineOptions deadlines = {};
 
   /// How long, after an exchange failed, a rank may give no sign of life before it counts
-  /// as gone.
-  std::chrono::milliseconds grace = std::chrono::seconds(1);
+  /// as gone; 2 ms are added for each rank of the group.
+  std::chrono::milliseconds grace = std::chrono::milliseconds(500);
 
   /// Separates communicators whose groups share one store without a prefix of their own:
   /// such groups need different names.
@@ -70,9 +87,16 @@ struct StepParts {
 /// All communication is in steps: each rank runs a part of its own, the outcomes meet on
 /// the coordinator and the result goes back. **Either every rank returns from a step, or
 /// every rank throws the same CheckpointError**, which names the ranks that failed, were
-/// late (kDeadline) or are gone (kComm). Only a rank that dies in the last exchange of a
-/// step, with the store's host, may leave survivors of two minds; and if the store itself is gone,
-/// the failure's rank is -1, since none can be named.
+/// late (kDeadline) or are gone (kComm). How a step ended is in the store before any rank
+/// returns from it, so a rank that dies, or loses word of it, leaves nobody in doubt. Only
+/// without the store it does: a rank that can neither hear nor look up the outcome throws
+/// "outcome unknown", with rank -1, kDeadline if the store does not answer and kComm if it
+/// is gone, while others may have returned.
+///
+/// Times: for a rank that is late or stopped the others throw when the step's deadline is
+/// over; for one that dies, at once, or if it dies before the ranks are connected (in the
+/// first step, or in the one after an exchange failed, until all have come to it) as for one
+/// that is late. To both comes up to the grace, in which a rank may give a sign of life.
 ///
 /// The caller's group is asked for rank, size and store, and never used to communicate.
 /// A group of the communicator's own is made at the first step, and again after each

@@ -17,8 +17,9 @@ namespace dcp {
 
 /// What ends the waits of a rendezvous.
 struct RendezvousLimits {
-  /// Throws to end a wait; asked every few milliseconds. Must own what it touches.
-  std::function<void()> check;
+  /// Throws to end a wait; asked every few milliseconds. Returns whether nothing else ends it, not even its own time.
+  /// Must own what it touches.
+  std::function<bool()> check;
   std::chrono::milliseconds default_wait{0};  ///< of waits that name no limit of their own
 };
 

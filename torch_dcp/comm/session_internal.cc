@@ -50,12 +50,40 @@ void Session::note_break(std::int64_t generation) {
   cancelled_ = position_.phase != Phase::kBetweenSteps;
 }
 
+bool Session::settle(std::int64_t generation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (generation < next_settled_) return false;
+  next_settled_ = generation + 1;
+  return true;
+}
+
 void Session::note_cancel(const Position& seen) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (position_.generation == seen.generation && position_.step == seen.step) cancelled_ = true;
 }
 
 void Session::watch() {
+  struct Asking {
+    Session& session;
+    explicit Asking(Session& asker) : session(asker) { session.set_asked(std::chrono::steady_clock::now()); }
+    ~Asking() { session.set_asked(std::nullopt); }
+  } asking(*this);
+  look();
+}
+
+void Session::set_asked(std::optional<TimePoint> since) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  asked_since_ = since;
+}
+
+std::chrono::milliseconds Session::rest_of(std::chrono::milliseconds patience) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!asked_since_) return patience;
+  const auto waited = std::chrono::steady_clock::now() - *asked_since_;
+  return std::max(patience - std::chrono::floor<std::chrono::milliseconds>(waited), patience / 5);
+}
+
+void Session::look() {
   const Position now = position();
   const std::int64_t generation = next_generation();
   const bool works = now.phase == Phase::kLocal || now.phase == Phase::kGlobal;
@@ -65,7 +93,9 @@ void Session::watch() {
   // steps fail for want of it, and it should be named as late, not as gone.
   if (!store_->is_broken(generation)) return;
   note_break(generation);
-  store_->write_alive(generation, rank_, {position(), Observed::kNothing, {}});
+  const RankSign mine{Report{position(), Observed::kNothing, {}}};
+  store_->write_alive(generation, rank_, *mine.report);
+  if (is_settled(mine) && settle(generation)) store_->count_settled(generation);
 }
 
 std::int64_t Session::next_generation() const {
@@ -74,14 +104,15 @@ std::int64_t Session::next_generation() const {
 }
 
 Watcher::Watcher(std::shared_ptr<Session> session, std::chrono::milliseconds interval)
-    : thread_([control = control_, session = std::move(session), interval] { run(control, session, interval); }) {}
+    : session_(std::move(session)),
+      thread_([control = control_, session = session_, interval] { run(control, session, interval); }) {}
 
 Watcher::~Watcher() {
-  constexpr std::chrono::seconds kPatience{1};
+  constexpr std::chrono::milliseconds kPatience{1000};
   std::unique_lock<std::mutex> lock(control_->mutex);
   control_->stop = true;
   control_->signal.notify_all();
-  const bool ended = control_->signal.wait_for(lock, kPatience, [&] { return control_->ended; });
+  const bool ended = control_->signal.wait_for(lock, session_->rest_of(kPatience), [&] { return control_->ended; });
   lock.unlock();
   if (ended) {
     thread_.join();

@@ -5,9 +5,11 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "torch_dcp/comm/bounded_call_internal.h"
 #include "torch_dcp/comm/step_store_internal.h"
 #include "torch_dcp/comm/verdict_internal.h"
 
@@ -28,6 +30,8 @@ class Session {
   /// Leaves a broken generation behind.
   void begin_generation();
   void note_break(std::int64_t generation);
+  /// \returns true on the first call for a generation: then this rank is to be counted as settled in it.
+  bool settle(std::int64_t generation);
 
   /// Whether another rank's failure makes work on this step useless.
   bool cancelled() const noexcept { return cancelled_.load(std::memory_order_relaxed); }
@@ -36,8 +40,13 @@ class Session {
 
   /// Looks into the store once, and answers there for a rank that is busy.
   void watch();
+  /// How long to wait for the store yet, if it may take `patience` to answer: less if `watch` already waits for it, at
+  /// least a fifth.
+  std::chrono::milliseconds rest_of(std::chrono::milliseconds patience) const;
 
  private:
+  void look();
+  void set_asked(std::optional<TimePoint> since);
   void note_cancel(const Position& seen);
   // The first generation of which it is not known that it is broken.
   std::int64_t next_generation() const;
@@ -48,14 +57,16 @@ class Session {
   Position position_;
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> broken_{false};
-  std::int64_t next_watched_ = 0;  // generations before it are known to be broken
+  std::int64_t next_watched_ = 0;         // generations before it are known to be broken
+  std::int64_t next_settled_ = 0;         // generations before it have counted this rank
+  std::optional<TimePoint> asked_since_;  // while `watch` waits for the store
 };
 
 /// A thread that lets a session watch, until it is destroyed or the store fails.
 class Watcher {
  public:
   Watcher(std::shared_ptr<Session> session, std::chrono::milliseconds interval);
-  /// Waits for the thread up to a second; one that hangs in the store is left behind.
+  /// Waits for the thread; one that hangs in the store is left behind.
   ~Watcher();
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
@@ -72,6 +83,7 @@ class Watcher {
                   std::chrono::milliseconds interval);
 
   std::shared_ptr<Control> control_ = std::make_shared<Control>();
+  std::shared_ptr<Session> session_;
   std::thread thread_;
 };
 

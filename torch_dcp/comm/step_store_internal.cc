@@ -56,12 +56,6 @@ void StepStore::write_alive(std::int64_t generation, int rank, const Report& rep
   store_->set(key(generation, "alive", rank), encode_report(report));
 }
 
-bool StepStore::has_all_reports(std::int64_t generation, int size) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < size; ++rank) keys.push_back(key(generation, "report", rank));
-  return store_->check(keys);
-}
-
 RankSign StepStore::sign(std::int64_t generation, int rank) {
   RankSign sign;
   const std::string left = c10::str(prefix_, "left/", rank);
@@ -74,6 +68,18 @@ RankSign StepStore::sign(std::int64_t generation, int rank) {
   // A rank may report a failure and then leave: the failure says more.
   if (!sign.report) sign.left = has(left);
   return sign;
+}
+
+void StepStore::count_settled(std::int64_t generation) {
+  store_->add(c10::str(prefix_, "g", generation, "/settled"), 1);
+}
+
+std::int64_t StepStore::settled_count(std::int64_t generation) {
+  return store_->add(c10::str(prefix_, "g", generation, "/settled"), 0);
+}
+
+bool StepStore::elect(const Position& at, int round) {
+  return store_->add(c10::str(key(at, "judges"), "/", round), 1) == 1;
 }
 
 void StepStore::leave(int rank) {

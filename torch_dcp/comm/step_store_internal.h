@@ -27,9 +27,11 @@ namespace dcp {
 ///     torch_dcp/NAME/NUMBER/          before each of the following
 ///       g<G>/s<K>/decision            how step K, in generation G, ended; first writer wins
 ///       g<G>/s<K>/cancel              a rank's own part of step K failed
+///       g<G>/s<K>/judges/N            counter; who counts first may judge in round N
 ///       g<G>/break                    the exchange of generation G failed somewhere
 ///       g<G>/report/RANK              what a rank saw of it
 ///       g<G>/alive/RANK               where a rank is that did not see it itself
+///       g<G>/settled                  counter: ranks of which nothing more is to come
 ///       g<G>/gloo/...                 rendezvous of the generation's group
 ///       left, left/RANK               a communicator was destroyed
 class StepStore {
@@ -54,8 +56,12 @@ class StepStore {
   bool is_broken(std::int64_t generation);
   void write_report(std::int64_t generation, int rank, const Report& report);
   void write_alive(std::int64_t generation, int rank, const Report& report);
-  bool has_all_reports(std::int64_t generation, int size);
   RankSign sign(std::int64_t generation, int rank);
+  /// Counts a rank whose sign is settled; once for each rank.
+  void count_settled(std::int64_t generation);
+  std::int64_t settled_count(std::int64_t generation);
+  /// Makes at most one caller of each round the one that judges.
+  bool elect(const Position& at, int round);
 
   void leave(int rank);
   bool anyone_left();

@@ -42,14 +42,17 @@ class Judge {
         std::chrono::milliseconds grace)
       : signs_(signs), position_(position), deadline_(deadline), grace_(grace) {
     for (const RankSign& sign : signs_) {
-      timed_out_ = timed_out_ || (sign.report && sign.report->observed == Observed::kTimeout);
+      timed_out_ =
+          timed_out_ || (sign.report && sign.report->observed == Observed::kTimeout && is_of_step(*sign.report));
     }
   }
 
   Decision run() {
     for (std::size_t rank = 0; rank < signs_.size(); ++rank) name_failed(static_cast<int>(rank), signs_[rank]);
-    if (failures_.empty() && timed_out_) name_late();
+    if (timed_out_) name_late();
     if (failures_.empty()) name_observers();
+    std::stable_sort(failures_.begin(), failures_.end(),
+                     [](const RankFailure& a, const RankFailure& b) { return a.rank < b.rank; });
     return {false, position_.label, std::move(failures_)};
   }
 
@@ -58,11 +61,21 @@ class Judge {
     failures_.push_back({rank, kind, std::move(message), DCP_WHERE});
   }
 
+  /// A wait for the last word of an earlier step that ran out ends the group too, and says nothing about who is late
+  /// now.
+  bool is_of_step(const Report& report) const { return report.position.step == position_.step; }
+
+  static bool is_late(const Report& report) {
+    return is_busy(report.position) && report.observed != Observed::kOwn && !report.early;
+  }
+
   void name_failed(int rank, const RankSign& sign) {
     if (sign.left) {
       add(rank, ErrorKind::kComm, c10::str("rank ", rank, " is gone: its communicator was destroyed"));
     } else if (sign.report && sign.report->observed == Observed::kOwn) {
       failures_.push_back(sign.report->failure);
+    } else if (sign.report && sign.report->early && is_of_step(*sign.report)) {
+      failures_.push_back(*sign.report->early);
     } else if (!sign.report && !timed_out_) {
       add(rank, ErrorKind::kComm,
           c10::str("rank ", rank, " is gone: it gave no sign of life in the ", grace_.count(),
@@ -73,10 +86,10 @@ class Judge {
   void name_late() {
     for (std::size_t rank = 0; rank < signs_.size(); ++rank) {
       const RankSign& sign = signs_[rank];
-      if (sign.report && !is_busy(sign.report->position)) continue;
+      if (sign.left || (sign.report && !is_late(*sign.report))) continue;
       add(static_cast<int>(rank), ErrorKind::kDeadline,
-          c10::str("rank ", rank, " did not come to the exchange of step '", position_.label, "' within ",
-                   deadline_.count(), " ms; ",
+          c10::str("rank ", rank, " did not come to the exchange of step '", position_.label,
+                   "' within its deadline of ", deadline_.count(), " ms; ",
                    sign.report ? c10::str("it was ", describe(sign.report->position))
                                : std::string("it gives no sign of life")));
     }
@@ -111,7 +124,9 @@ Bytes encode_report(const Report& report) {
   writer.text(report.position.label);
   writer.u8(static_cast<std::uint8_t>(report.position.phase));
   writer.u8(static_cast<std::uint8_t>(report.observed));
-  encode_failures(writer, {report.failure});
+  std::vector<RankFailure> failures = {report.failure};
+  if (report.early) failures.push_back(*report.early);
+  encode_failures(writer, failures);
   return std::move(writer).take();
 }
 
@@ -124,8 +139,10 @@ Report decode_report(const Bytes& bytes) {
   report.position.phase = read_enum(reader, Phase::kReceive);
   report.observed = read_enum(reader, Observed::kFollowed);
   std::vector<RankFailure> failures = decode_failures(reader);
-  DCP_CHECK(failures.size() == 1, kCorruptData, "a report holds ", failures.size(), " failures instead of one");
-  report.failure = std::move(failures.front());
+  DCP_CHECK(failures.size() == 1 || failures.size() == 2, kCorruptData, "a report holds ", failures.size(),
+            " failures instead of one or two");
+  report.failure = std::move(failures[0]);
+  if (failures.size() == 2) report.early = std::move(failures[1]);
   reader.expect_end();
   return report;
 }

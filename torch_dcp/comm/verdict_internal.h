@@ -42,6 +42,8 @@ struct Report {
   Position position;
   Observed observed = Observed::kNothing;
   RankFailure failure;  ///< with kOwn, kTimeout and kLost
+  /// What had failed in its own part before that: word of it may not have reached the others.
+  std::optional<RankFailure> early = std::nullopt;
 };
 
 /// All that is known of one rank when an exchange has failed.
@@ -69,8 +71,8 @@ bool is_settled(const RankSign& sign);
 /// Names the ranks that failed from what the ranks wrote.
 ///
 /// Ranks that failed themselves, left, or (unless somebody's deadline passed) gave no
-/// sign; else the ranks that were late; else, when all were there and the network
-/// failed, the ranks that saw it.
+/// sign, and if somebody's deadline passed those that were late; else, when all were there
+/// and the network failed, the ranks that saw it. Sorted by rank.
 Decision judge(const std::vector<RankSign>& signs, const Position& position, std::chrono::milliseconds deadline,
                std::chrono::milliseconds grace);
 

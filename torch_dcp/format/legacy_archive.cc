@@ -92,13 +92,13 @@ class PartReader {
 
 void read_prefix(PartReader& parts) {
   const pickle::Pickle magic = parts.pickle("the magic number", kMaxSmallPickle);
-  DCP_CHECK(magic.root->kind == NodeKind::kBigInt && magic.root->text == kMagicDigits, kCorruptData,
+  DCP_CHECK(magic.root->kind == NodeKind::kBigInt && magic.root->text() == kMagicDigits, kCorruptData,
             "no file of torch.save: the magic number is another");
   const pickle::Pickle version = parts.pickle("the protocol version", kMaxSmallPickle);
   DCP_CHECK(version.root->kind == NodeKind::kInt, kCorruptData, "the protocol version is a ",
             pickle::node_kind_name(version.root->kind));
-  DCP_CHECK(version.root->integer == kProtocolVersion, kUnsupported, "the protocol version is ", version.root->integer,
-            ", known is ", kProtocolVersion);
+  DCP_CHECK(version.root->integer() == kProtocolVersion, kUnsupported, "the protocol version is ",
+            version.root->integer(), ", known is ", kProtocolVersion);
   const pickle::Pickle machine = parts.pickle("the machine's description", kMaxSmallPickle);
   DCP_CHECK(machine.root->kind == NodeKind::kDict, kCorruptData, "the machine's description is a ",
             pickle::node_kind_name(machine.root->kind));
@@ -123,15 +123,15 @@ std::map<std::string, PickledStorage> find_storages(Ref root) {
 zip::Member read_storage(PartReader& parts, Ref key, std::map<std::string, PickledStorage>& storages) {
   DCP_CHECK(key->kind == NodeKind::kText, kCorruptData, "the key of a storage is a ",
             pickle::node_kind_name(key->kind));
-  const auto storage = storages.find(std::string(key->text));
-  DCP_CHECK(storage != storages.end(), kCorruptData, "the storage ", key->text,
+  const auto storage = storages.find(std::string(key->text()));
+  DCP_CHECK(storage != storages.end(), kCorruptData, "the storage ", key->text(),
             " is listed twice, or no tensor names it");
   const std::int64_t bytes = storage->second.bytes;
   const std::int64_t numel = bytes / element_bytes(storage->second.dtype);
   const std::int64_t count = parts.count();
-  DCP_CHECK(count == numel, kCorruptData, "the storage ", key->text, " has ", count, " elements, its tensors say ",
+  DCP_CHECK(count == numel, kCorruptData, "the storage ", key->text(), " has ", count, " elements, its tensors say ",
             numel, ", before byte ", parts.position());
-  DCP_CHECK(bytes <= parts.bytes_left(), kCorruptData, "the storage ", key->text, " has ", bytes, " bytes at byte ",
+  DCP_CHECK(bytes <= parts.bytes_left(), kCorruptData, "the storage ", key->text(), " has ", bytes, " bytes at byte ",
             parts.position(), ", but the file ends after ", parts.bytes_left());
   zip::Member member{"data/" + storage->first, parts.position(), bytes, bytes, 0, false};
   parts.skip(bytes);
@@ -164,7 +164,7 @@ SavedArchive open_archive(const RandomAccessFile& item, std::int64_t max_pickle_
   const pickle::Pickle keys = parts.pickle("the storage keys", max_pickle_bytes);
   DCP_CHECK(keys.root->kind == NodeKind::kList, kCorruptData, "the storage keys are a ",
             pickle::node_kind_name(keys.root->kind));
-  for (Ref key : keys.root->items) saved.archive.members.push_back(read_storage(parts, key, storages));
+  for (Ref key : keys.root->items()) saved.archive.members.push_back(read_storage(parts, key, storages));
   DCP_CHECK(storages.empty(), kCorruptData, "the storage ", storages.begin()->first, " is not in the file");
   std::ranges::sort(saved.archive.members, {}, &zip::Member::name);
   return saved;

@@ -37,16 +37,16 @@ using metadata_decoding::Ref;
 // ---- the state dict's metadata ------------------------------------------------------------------
 
 NamedDtype read_dtype(Ref node, const Place& place) {
-  DCP_CHECK(node->kind == NodeKind::kGlobal && node->module == "torch", kCorruptData, place,
+  DCP_CHECK(node->kind == NodeKind::kGlobal && node->module() == "torch", kCorruptData, place,
             ": must be a torch.dtype, is ", describe_node(node));
-  const auto dtype = named_dtype(node->text);
-  DCP_CHECK(dtype, kUnsupported, place, ": this LibTorch has no dtype torch.", node->text);
+  const auto dtype = named_dtype(node->text());
+  DCP_CHECK(dtype, kUnsupported, place, ": this LibTorch has no dtype torch.", node->text());
   return *dtype;
 }
 
 void check_layout(Ref node, const Place& place) {
   Ref name = nullptr;
-  DCP_CHECK(is_call_of_one(node, name) && node->callee->is_global("torch.serialization", "_get_layout"), kCorruptData,
+  DCP_CHECK(is_call_of_one(node, name) && node->callee()->is_global("torch.serialization", "_get_layout"), kCorruptData,
             place, ": must be a torch.layout, is ", describe_node(node));
   const std::string_view layout = read_text(name, place);
   DCP_CHECK(layout == "torch.strided", kUnsupported, place, ": layout '", layout, "', only torch.strided is read");
@@ -59,15 +59,15 @@ bool is_memory_format_class(Ref node) {
 
 /// Early Python 3.11 writes an enum's value as `getattr(class, name)`; this is the only call of getattr that is read.
 std::optional<MemoryFormat> memory_format_by_name(Ref node) {
-  if (node->kind != NodeKind::kCall || node->is_new_object || node->state != nullptr || !node->entries.empty() ||
-      !node->appended.empty() || node->items.size() != 2) {
+  if (node->kind != NodeKind::kCall || node->is_new_object || node->state() != nullptr || !node->entries().empty() ||
+      !node->appended().empty() || node->items().size() != 2) {
     return std::nullopt;
   }
-  if (!node->callee->is_global("builtins", "getattr") && !node->callee->is_global("__builtin__", "getattr")) {
+  if (!node->callee()->is_global("builtins", "getattr") && !node->callee()->is_global("__builtin__", "getattr")) {
     return std::nullopt;
   }
-  if (!is_memory_format_class(node->items[0]) || node->items[1]->kind != NodeKind::kText) return std::nullopt;
-  const std::string_view name = node->items[1]->text;
+  if (!is_memory_format_class(node->items()[0]) || node->items()[1]->kind != NodeKind::kText) return std::nullopt;
+  const std::string_view name = node->items()[1]->text();
   if (name == "TORCH_CONTIGUOUS_FORMAT") return MemoryFormat::kContiguous;
   if (name == "TORCH_CHANNELS_LAST") return MemoryFormat::kChannelsLast;
   if (name == "TORCH_PRESERVE_FORMAT") return MemoryFormat::kPreserve;
@@ -77,7 +77,7 @@ std::optional<MemoryFormat> memory_format_by_name(Ref node) {
 MemoryFormat read_memory_format(Ref node, const Place& place) {
   if (const auto format = memory_format_by_name(node)) return *format;
   Ref value = nullptr;
-  DCP_CHECK(is_call_of_one(node, value) && is_memory_format_class(node->callee), kCorruptData, place,
+  DCP_CHECK(is_call_of_one(node, value) && is_memory_format_class(node->callee()), kCorruptData, place,
             ": must be a memory format, is ", describe_node(node));
   const std::int64_t number = read_count(value, place);
   DCP_CHECK(number <= static_cast<std::int64_t>(MemoryFormat::kPreserve), kCorruptData, place, ": ", number,
@@ -89,17 +89,17 @@ TensorProperties read_properties(Ref node, const Place& place) {
   DCP_CHECK(is_object(node, names::kModule, names::kTensorProperties) ||
                 is_object(node, names::kOldModule, names::kTensorProperties),
             kCorruptData, place, ": must be TensorProperties, is ", describe_node(node));
-  const Ref state = node->state;
-  DCP_CHECK(state != nullptr && state->kind == NodeKind::kTuple && state->items.size() == 5, kCorruptData, place,
+  const Ref state = node->state();
+  DCP_CHECK(state != nullptr && state->kind == NodeKind::kTuple && state->items().size() == 5, kCorruptData, place,
             ": the state must be a tuple of 5, is ", describe_node(state));
   TensorProperties properties;
-  const NamedDtype dtype = read_dtype(state->items[0], place.at("dtype"));
+  const NamedDtype dtype = read_dtype(state->items()[0], place.at("dtype"));
   properties.dtype = dtype.dtype;
   properties.newer_dtype = dtype.newer;
-  check_layout(state->items[1], place.at("layout"));
-  properties.requires_grad = read_bool(state->items[2], place.at("requires_grad"));
-  properties.memory_format = read_memory_format(state->items[3], place.at("memory_format"));
-  properties.pin_memory = read_bool(state->items[4], place.at("pin_memory"));
+  check_layout(state->items()[1], place.at("layout"));
+  properties.requires_grad = read_bool(state->items()[2], place.at("requires_grad"));
+  properties.memory_format = read_memory_format(state->items()[3], place.at("memory_format"));
+  properties.pin_memory = read_bool(state->items()[4], place.at("pin_memory"));
   return properties;
 }
 
@@ -130,8 +130,8 @@ TensorStorageMetadata read_tensor(Ref node, const Bounds& bounds, const Place& p
             ": the bytes of ", to_string(tensor.size), " overflow");
   DCP_CHECK(chunks != nullptr && chunks->kind == NodeKind::kList, kCorruptData, place.at("chunks"),
             ": must be a list, is ", describe_node(chunks));
-  tensor.chunks.reserve(chunks->items.size());
-  for (Ref chunk : chunks->items) {
+  tensor.chunks.reserve(chunks->items().size());
+  for (Ref chunk : chunks->items()) {
     tensor.chunks.push_back(read_chunk(chunk, tensor.size.size(), bounds, place.at("chunks")));
   }
   return tensor;
@@ -154,8 +154,8 @@ Ref expect_dict(Ref node, const Place& place) {
 OrderedMap<std::string, StorageMetadata> read_state(Ref node, const Bounds& bounds) {
   const Place place{"state_dict_metadata", {}, {}};
   OrderedMap<std::string, StorageMetadata> state;
-  state.reserve(expect_dict(node, place)->entries.size());
-  for (const auto& [key_node, value] : node->entries) {
+  state.reserve(expect_dict(node, place)->entries().size());
+  for (const auto& [key_node, value] : node->entries()) {
     const std::string_view key = read_text(key_node, place.at("a key"));
     bounds.budget.charge_value(2 * key.size());  // a map keeps its keys twice
     const bool is_new = state.insert(std::string(key), read_storage_metadata(value, bounds, {place.part, key, {}}));
@@ -168,7 +168,7 @@ OrderedMap<std::string, StorageMetadata> read_state(Ref node, const Bounds& boun
 
 PathItem read_path_item(Ref node, const Bounds& bounds, const Place& place) {
   bounds.budget.charge_value();
-  if (node->kind == NodeKind::kText) return PathItem::dict_key(copy_text(node->text, bounds));
+  if (node->kind == NodeKind::kText) return PathItem::dict_key(copy_text(node->text(), bounds));
   const std::int64_t index = read_count(node, place);
   DCP_CHECK(static_cast<std::uint64_t>(index) <= bounds.limits.max_list_index, kUnsupported, place,
             ": the list position ", index, " is larger than ", bounds.limits.max_list_index);
@@ -177,12 +177,12 @@ PathItem read_path_item(Ref node, const Bounds& bounds, const Place& place) {
 
 Path read_path(Ref node, const Bounds& bounds, const Place& place) {
   DCP_CHECK(node->kind == NodeKind::kTuple, kCorruptData, place, ": a path must be a tuple, is ", describe_node(node));
-  DCP_CHECK(!node->items.empty(), kCorruptData, place, ": the path is empty");
-  DCP_CHECK(node->items.size() <= bounds.limits.max_depth, kUnsupported, place, ": a path of ", node->items.size(),
+  DCP_CHECK(!node->items().empty(), kCorruptData, place, ": the path is empty");
+  DCP_CHECK(node->items().size() <= bounds.limits.max_depth, kUnsupported, place, ": a path of ", node->items().size(),
             " steps");
   Path path;
-  path.reserve(node->items.size());
-  for (Ref item : node->items) path.push_back(read_path_item(item, bounds, place));
+  path.reserve(node->items().size());
+  for (Ref item : node->items()) path.push_back(read_path_item(item, bounds, place));
   DCP_CHECK(path[0].step == PathStep::kDictKey, kCorruptData, place,
             ": the path begins with a list position, but a state dict is a dict");
   return path;
@@ -192,8 +192,8 @@ std::optional<OrderedMap<std::string, Path>> read_planner_data(Ref node, const B
   if (is_absent(node)) return std::nullopt;
   const Place place{"planner_data", {}, {}};
   OrderedMap<std::string, Path> paths;
-  paths.reserve(expect_dict(node, place)->entries.size());
-  for (const auto& [key_node, value] : node->entries) {
+  paths.reserve(expect_dict(node, place)->entries().size());
+  for (const auto& [key_node, value] : node->entries()) {
     const std::string_view key = read_text(key_node, place.at("a key"));
     bounds.budget.charge_value(2 * key.size());
     const bool is_new = paths.insert(std::string(key), read_path(value, bounds, {place.part, key, {}}));
@@ -230,7 +230,7 @@ std::vector<std::string> read_transforms(Ref node, const Bounds& bounds, const P
   if (is_absent(node)) return transforms;
   DCP_CHECK(node->kind == NodeKind::kList || node->kind == NodeKind::kTuple, kCorruptData, place,
             ": must be a list, is ", describe_node(node));
-  for (Ref item : node->items) {
+  for (Ref item : node->items()) {
     bounds.budget.charge(sizeof(std::string));
     transforms.push_back(copy_text(read_text(item, place), bounds));
   }
@@ -256,8 +256,8 @@ StorageInfo read_storage_info(Ref node, const Bounds& bounds, const Place& place
 OrderedMap<MetadataIndex, StorageInfo, MetadataIndexHash> read_storage_data(Ref node, const Bounds& bounds) {
   const Place place{"storage_data", {}, {}};
   OrderedMap<MetadataIndex, StorageInfo, MetadataIndexHash> storage;
-  storage.reserve(expect_dict(node, place)->entries.size());
-  for (const auto& [key, value] : node->entries) {
+  storage.reserve(expect_dict(node, place)->entries().size());
+  for (const auto& [key, value] : node->entries()) {
     MetadataIndex index = read_index(key, bounds);
     StorageInfo info = read_storage_info(value, bounds, {place.part, index.fqn, {}});
     const bool is_new = storage.insert(std::move(index), std::move(info));
@@ -284,15 +284,15 @@ std::string join_parts(const pickle::List<Ref>& parts, char separator, const Bou
 /// A str, or any form in which a Python pickles a path.
 std::optional<std::string> read_checkpoint_id(Ref node, const Bounds& bounds, const Place& place) {
   if (node == nullptr || node->kind != NodeKind::kCall) return read_optional_text(node, bounds, place);
-  const Ref cls = node->callee;
+  const Ref cls = node->callee();
   const bool is_pathlib =
-      cls->kind == NodeKind::kGlobal && (cls->module == "pathlib" || cls->module == "pathlib._local");
-  const bool is_posix = is_pathlib && (cls->text == "PosixPath" || cls->text == "PurePosixPath");
-  const bool is_windows = is_pathlib && (cls->text == "WindowsPath" || cls->text == "PureWindowsPath");
-  DCP_CHECK((is_posix || is_windows) && !node->is_new_object && node->state == nullptr && node->entries.empty() &&
-                node->appended.empty(),
+      cls->kind == NodeKind::kGlobal && (cls->module() == "pathlib" || cls->module() == "pathlib._local");
+  const bool is_posix = is_pathlib && (cls->text() == "PosixPath" || cls->text() == "PurePosixPath");
+  const bool is_windows = is_pathlib && (cls->text() == "WindowsPath" || cls->text() == "PureWindowsPath");
+  DCP_CHECK((is_posix || is_windows) && !node->is_new_object && node->state() == nullptr && node->entries().empty() &&
+                node->appended().empty(),
             kCorruptData, place, ": must be a path, is ", describe_node(node));
-  return join_parts(node->items, is_windows ? '\\' : '/', bounds, place);
+  return join_parts(node->items(), is_windows ? '\\' : '/', bounds, place);
 }
 
 std::optional<StorageMeta> read_storage_meta(Ref node, const Bounds& bounds) {

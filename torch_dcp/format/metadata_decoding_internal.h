@@ -57,18 +57,18 @@ bool is_call_of_one(Ref node, Ref& argument);
 template <std::size_t N>
 std::array<Ref, N> read_fields(Ref object, const std::array<std::string_view, N>& known, const Place& place) {
   std::array<Ref, N> fields{};
-  if (object->state == nullptr) return fields;
-  DCP_CHECK(object->state->kind == NodeKind::kDict, kCorruptData, place, ": the state of ", describe_node(object),
-            " is ", describe_node(object->state), ", not a dict");
-  for (const auto& [name, value] : object->state->entries) {
+  if (object->state() == nullptr) return fields;
+  DCP_CHECK(object->state()->kind == NodeKind::kDict, kCorruptData, place, ": the state of ", describe_node(object),
+            " is ", describe_node(object->state()), ", not a dict");
+  for (const auto& [name, value] : object->state()->entries()) {
     DCP_CHECK(name->kind == NodeKind::kText, kCorruptData, place, ": a field is named by ", describe_node(name));
-    const auto found = std::find(known.begin(), known.end(), name->text);
+    const auto found = std::find(known.begin(), known.end(), name->text());
     if (found == known.end()) {
       check_unknown_field(name, value, place);
       continue;
     }
     Ref& field = fields[static_cast<std::size_t>(found - known.begin())];
-    DCP_CHECK(field == nullptr, kCorruptData, place, ": the field '", name->text, "' is there twice");
+    DCP_CHECK(field == nullptr, kCorruptData, place, ": the field '", name->text(), "' is there twice");
     field = value;
   }
   return fields;

@@ -34,18 +34,18 @@ Value ObjectDecoder::describe(Ref node, std::vector<UnreadPart>& unread) {
 }
 
 std::optional<Value> ObjectDecoder::readable(Ref node) {
-  reader_.budget().charge_value(node->text.size());
+  reader_.budget().charge_value(node->text().size());
   switch (node->kind) {
     case NodeKind::kNone:
       return Value(None());
     case NodeKind::kBool:
-      return Value(node->integer != 0);
+      return Value(node->integer() != 0);
     case NodeKind::kInt:
-      return Value(node->integer);
+      return Value(node->integer());
     case NodeKind::kFloat:
-      return Value(node->real);
+      return Value(node->real());
     case NodeKind::kText:
-      return Value(std::string(node->text));
+      return Value(std::string(node->text()));
     case NodeKind::kBytes:
       return Value(*object_forms::bytes_of(node));
     case NodeKind::kCall:
@@ -77,8 +77,8 @@ std::optional<Value> ObjectDecoder::container(Ref node) {
 template <typename Sequence>
 std::optional<Value> ObjectDecoder::sequence(Ref node) {
   Sequence values;
-  values.reserve(node->items.size());
-  for (Ref item : node->items) {
+  values.reserve(node->items().size());
+  for (Ref item : node->items()) {
     if (unread_ != nullptr) path_.push_back(PathItem::list_index(static_cast<std::int64_t>(values.size())));
     std::optional<Value> element = value(item);
     if (unread_ != nullptr) path_.pop_back();
@@ -90,10 +90,10 @@ std::optional<Value> ObjectDecoder::sequence(Ref node) {
 
 std::optional<Value> ObjectDecoder::dict(Ref node) {
   Dict values;
-  for (const auto& [key, item] : node->entries) {
+  for (const auto& [key, item] : node->entries()) {
     if (key->kind != NodeKind::kText && key->kind != NodeKind::kInt) return std::nullopt;
-    reader_.budget().charge_value(2 * key->text.size());
-    Key made = key->kind == NodeKind::kText ? Key(std::string(key->text)) : Key(key->integer);
+    reader_.budget().charge_value(2 * key->text().size());
+    Key made = key->kind == NodeKind::kText ? Key(std::string(key->text())) : Key(key->integer());
     if (unread_ != nullptr) path_.push_back(PathItem::dict_key(made));
     std::optional<Value> element = value(item);
     if (unread_ != nullptr) path_.pop_back();

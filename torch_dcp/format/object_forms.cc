@@ -82,8 +82,8 @@ bool runs_code(std::string_view module, std::string_view name) {
 
 void check_node(Ref node) {
   if (node->kind == NodeKind::kGlobal) {
-    DCP_CHECK(!runs_code(node->module, node->text), kUnsupported, "object: it names ", node->module, ".", node->text,
-              ", which can run code");
+    DCP_CHECK(!runs_code(node->module(), node->text()), kUnsupported, "object: it names ", node->module(), ".",
+              node->text(), ", which can run code");
   } else if (node->kind == NodeKind::kPersistentId) {
     DCP_CHECK(is_storage_id(node), kCorruptData, "object: a persistent id that is no storage");
   }
@@ -107,33 +107,33 @@ Bytes latin1_of(std::string_view text) {
 }
 
 bool is_plain(Ref node) {
-  return node->kind == NodeKind::kCall && !node->is_new_object && node->state == nullptr && node->entries.empty() &&
-         node->appended.empty();
+  return node->kind == NodeKind::kCall && !node->is_new_object && node->state() == nullptr && node->entries().empty() &&
+         node->appended().empty();
 }
 
 TypeName type_of_call(Ref node);
 
 TypeName type_of_global(Ref node) {
-  if (node->module == "torch" && dtype_from_name(node->text)) return {"torch", "dtype"};
+  if (node->module() == "torch" && dtype_from_name(node->text())) return {"torch", "dtype"};
   return {kBuiltins, "type"};
 }
 
 TypeName type_of_call(Ref node) {
   if (is_tensor_call(node)) {
-    return node->callee->text == "_rebuild_parameter" ? TypeName{"torch.nn.parameter", "Parameter"}
-                                                      : TypeName{"torch", "Tensor"};
+    return node->callee()->text() == "_rebuild_parameter" ? TypeName{"torch.nn.parameter", "Parameter"}
+                                                          : TypeName{"torch", "Tensor"};
   }
-  Ref callee = node->callee;
-  while (callee->kind == NodeKind::kCall) callee = callee->callee;
-  const std::string_view name = callee->text;
-  if ((callee->module == "copyreg" || callee->module == "copy_reg") && !node->items.empty() &&
-      node->items[0]->kind == NodeKind::kGlobal) {
-    return {node->items[0]->module, node->items[0]->text};
+  Ref callee = node->callee();
+  while (callee->kind == NodeKind::kCall) callee = callee->callee();
+  const std::string_view name = callee->text();
+  if ((callee->module() == "copyreg" || callee->module() == "copy_reg") && !node->items().empty() &&
+      node->items()[0]->kind == NodeKind::kGlobal) {
+    return {node->items()[0]->module(), node->items()[0]->text()};
   }
   if (callee->is_global("_codecs", "encode")) return {kBuiltins, "bytes"};
   if (callee->is_global("torch.serialization", "_get_layout")) return {"torch", "layout"};
-  if (is_builtins(callee->module)) return {kBuiltins, name == "xrange" ? "range" : name};
-  return {callee->module, name};
+  if (is_builtins(callee->module())) return {kBuiltins, name == "xrange" ? "range" : name};
+  return {callee->module(), name};
 }
 
 }  // namespace
@@ -189,41 +189,42 @@ TypeName type_of(Ref node) {
 }
 
 bool is_plain_call(Ref node, std::string_view module, std::string_view name) {
-  return is_plain(node) && (node->callee->is_global(module, name) ||
-                            (module == kBuiltins && node->callee->is_global(kOldBuiltins, name)));
+  return is_plain(node) && (node->callee()->is_global(module, name) ||
+                            (module == kBuiltins && node->callee()->is_global(kOldBuiltins, name)));
 }
 
 bool is_readable_tensor(Ref node) {
   if (!is_tensor_call(node)) return false;
-  if (node->callee->text == "_rebuild_parameter") {
-    return !node->items.empty() && is_tensor_call(node->items[0]) && is_readable_tensor(node->items[0]);
+  if (node->callee()->text() == "_rebuild_parameter") {
+    return !node->items().empty() && is_tensor_call(node->items()[0]) && is_readable_tensor(node->items()[0]);
   }
-  const std::string_view name = node->callee->text;
+  const std::string_view name = node->callee()->text();
   return name == "_rebuild_tensor_v2" || name == "_rebuild_tensor_v3" || name == "_rebuild_qtensor";
 }
 
 bool is_ordered_dict(Ref node, bool may_have_metadata) {
-  if (node->kind != NodeKind::kCall || !node->callee->is_global("collections", "OrderedDict") || !node->items.empty() ||
-      !node->appended.empty()) {
+  if (node->kind != NodeKind::kCall || !node->callee()->is_global("collections", "OrderedDict") ||
+      !node->items().empty() || !node->appended().empty()) {
     return false;
   }
-  if (node->state == nullptr) return true;
-  return may_have_metadata && node->state->kind == NodeKind::kDict && node->state->entries.size() == 1 &&
-         node->state->entries[0].first->kind == NodeKind::kText && node->state->entries[0].first->text == "_metadata";
+  if (node->state() == nullptr) return true;
+  return may_have_metadata && node->state()->kind == NodeKind::kDict && node->state()->entries().size() == 1 &&
+         node->state()->entries()[0].first->kind == NodeKind::kText &&
+         node->state()->entries()[0].first->text() == "_metadata";
 }
 
 std::optional<Bytes> bytes_of(Ref node) {
   if (node->kind == NodeKind::kBytes) {
-    const ByteSpan bytes = as_bytes(node->text);
+    const ByteSpan bytes = as_bytes(node->text());
     return Bytes(bytes.begin(), bytes.end());
   }
-  if (is_plain_call(node, kBuiltins, "bytes") && node->items.empty()) return Bytes();
-  if (!is_plain_call(node, "_codecs", "encode") || node->items.size() != 2) return std::nullopt;
-  const Ref text = node->items[0];
-  const Ref encoding = node->items[1];
+  if (is_plain_call(node, kBuiltins, "bytes") && node->items().empty()) return Bytes();
+  if (!is_plain_call(node, "_codecs", "encode") || node->items().size() != 2) return std::nullopt;
+  const Ref text = node->items()[0];
+  const Ref encoding = node->items()[1];
   if (text->kind != NodeKind::kText || encoding->kind != NodeKind::kText) return std::nullopt;
-  if (encoding->text != "latin1" && encoding->text != "latin-1") return std::nullopt;
-  return latin1_of(text->text);
+  if (encoding->text() != "latin1" && encoding->text() != "latin-1") return std::nullopt;
+  return latin1_of(text->text());
 }
 
 }  // namespace dcp::object_forms

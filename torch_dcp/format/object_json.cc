@@ -174,7 +174,7 @@ class ObjectDescriber {
 };
 
 Json ObjectDescriber::value(Ref node) {
-  reader_.budget().charge_value(4 * node->text.size());
+  reader_.budget().charge_value(4 * node->text().size());
   DCP_CHECK(++depth_ <= limits_.max_depth, kUnsupported, "object: it is nested deeper than ", limits_.max_depth);
   Json described = describe(node);
   --depth_;
@@ -217,29 +217,29 @@ Json ObjectDescriber::describe(Ref node) {
     case NodeKind::kNone:
       return typed("none");
     case NodeKind::kBool:
-      return typed("bool", node->integer != 0);
+      return typed("bool", node->integer() != 0);
     case NodeKind::kInt:
-      return typed("int", std::to_string(node->integer));
+      return typed("int", std::to_string(node->integer()));
     case NodeKind::kBigInt:
-      return typed("int", node->text);
+      return typed("int", node->text());
     case NodeKind::kFloat:
-      return describe_float(node->real);
+      return describe_float(node->real());
     case NodeKind::kText:
-      return describe_text(node->text);
+      return describe_text(node->text());
     case NodeKind::kBytes:
-      return {{"t", "bytes"}, {"hex", hex_of(as_bytes(node->text))}};
+      return {{"t", "bytes"}, {"hex", hex_of(as_bytes(node->text()))}};
     case NodeKind::kByteArray:
-      return {{"t", "bytearray"}, {"hex", hex_of(as_bytes(node->text))}};
+      return {{"t", "bytearray"}, {"hex", hex_of(as_bytes(node->text()))}};
     case NodeKind::kList:
-      return typed("list", sequence(node->items));
+      return typed("list", sequence(node->items()));
     case NodeKind::kTuple:
-      return typed("tuple", sequence(node->items));
+      return typed("tuple", sequence(node->items()));
     case NodeKind::kDict:
-      return typed("dict", pairs(node->entries));
+      return typed("dict", pairs(node->entries()));
     case NodeKind::kSet:
-      return set("set", node->items);
+      return set("set", node->items());
     case NodeKind::kFrozenSet:
-      return set("frozenset", node->items);
+      return set("frozenset", node->items());
     case NodeKind::kCall:
       return call(node);
     case NodeKind::kGlobal:
@@ -247,7 +247,7 @@ Json ObjectDescriber::describe(Ref node) {
       break;
   }
   const object_forms::TypeName type = object_forms::type_of(node);
-  if (type.qualified() == "torch.dtype") return typed("dtype", node->text);
+  if (type.qualified() == "torch.dtype") return typed("dtype", node->text());
   return unknown(type);
 }
 
@@ -257,10 +257,10 @@ Json ObjectDescriber::call(Ref node) {
     reader_.budget().charge(2 * tensor.nbytes());
     return describe_tensor(tensor);
   }
-  if (object_forms::is_ordered_dict(node)) return typed("ordereddict", pairs(node->entries));
+  if (object_forms::is_ordered_dict(node)) return typed("ordereddict", pairs(node->entries()));
   if (const auto bytes = object_forms::bytes_of(node)) return {{"t", "bytes"}, {"hex", hex_of(*bytes)}};
   // A subclass of dict counts as one.
-  if (node->callee->is_global("collections", "defaultdict")) return typed("dict", pairs(node->entries));
+  if (node->callee()->is_global("collections", "defaultdict")) return typed("dict", pairs(node->entries()));
   Json described = builtin_call(node);
   if (described.is_null()) described = torch_call(node);
   if (described.is_null()) described = unknown(object_forms::type_of(node));
@@ -268,11 +268,11 @@ Json ObjectDescriber::call(Ref node) {
 }
 
 Json ObjectDescriber::builtin_call(Ref node) {
-  const auto& items = node->items;
+  const auto& items = node->items();
   for (std::string_view type : {"set", "frozenset"}) {
     if (!object_forms::is_plain_call(node, "builtins", type) || items.size() != 1) continue;
     const bool is_sequence = items[0]->kind == NodeKind::kList || items[0]->kind == NodeKind::kTuple;
-    return is_sequence ? set(type, items[0]->items) : Json();
+    return is_sequence ? set(type, items[0]->items()) : Json();
   }
   if (object_forms::is_plain_call(node, "builtins", "bytearray")) {
     if (items.empty()) return {{"t", "bytearray"}, {"hex", ""}};
@@ -281,25 +281,25 @@ Json ObjectDescriber::builtin_call(Ref node) {
   }
   if (object_forms::is_plain_call(node, "builtins", "complex") && items.size() == 2 &&
       items[0]->kind == NodeKind::kFloat && items[1]->kind == NodeKind::kFloat) {
-    return typed("complex", Json::array({number(items[0]->real), number(items[1]->real)}));
+    return typed("complex", Json::array({number(items[0]->real()), number(items[1]->real())}));
   }
   return nullptr;
 }
 
 Json ObjectDescriber::torch_call(Ref node) {
-  const auto& items = node->items;
+  const auto& items = node->items();
   if (object_forms::is_plain_call(node, "torch", "Size") && items.size() == 1 && items[0]->kind == NodeKind::kTuple) {
     Json sizes = Json::array();
-    for (Ref item : items[0]->items) {
+    for (Ref item : items[0]->items()) {
       if (item->kind != NodeKind::kInt) return nullptr;
-      sizes.push_back(item->integer);
+      sizes.push_back(item->integer());
     }
     return typed("size", std::move(sizes));
   }
   if (!object_forms::is_plain_call(node, "torch", "device") || items.empty()) return nullptr;
   if (items[0]->kind != NodeKind::kText) return nullptr;
-  std::string device(items[0]->text);
-  if (items.size() == 2 && items[1]->kind == NodeKind::kInt) device += ":" + std::to_string(items[1]->integer);
+  std::string device(items[0]->text());
+  if (items.size() == 2 && items[1]->kind == NodeKind::kInt) device += ":" + std::to_string(items[1]->integer());
   return typed("device", std::move(device));
 }
 

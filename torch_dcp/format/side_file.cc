@@ -1,16 +1,21 @@
 #include "torch_dcp/format/side_file.h"
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
+#include "torch_dcp/base/checked_math.h"
 #include "torch_dcp/base/error.h"
+#include "torch_dcp/tensor/dtype.h"
 
-// A JSON object: {"format_version": 1, "save_id": text, "typed_paths": {flat key: [step, ...]}}. A step is a text for
-// a dict key, a number for a list position and {"int_key": number} for an integer dict key. Other fields are ignored,
-// so that a later version may add some.
+// A JSON object: {"format_version": 1, "save_id": text, "typed_paths": {flat key: [step, ...]},
+// "block_sums": {"block_bytes": number, "items": [[flat key, [offset, ...], sums], ...]}}. A step is a text for a dict
+// key, a number for a list position and {"int_key": number} for an integer dict key. Sums are a text of 8 hexadecimal
+// digits each. Other fields are ignored, so that a later version may add some.
 
 namespace dcp {
 namespace {
@@ -21,6 +26,11 @@ constexpr const char* kFormatVersionField = "format_version";
 constexpr const char* kSaveIdField = "save_id";
 constexpr const char* kTypedPathsField = "typed_paths";
 constexpr const char* kIntKeyField = "int_key";
+constexpr const char* kBlockSumsField = "block_sums";
+constexpr const char* kBlockBytesField = "block_bytes";
+constexpr const char* kItemsField = "items";
+
+constexpr std::size_t kSumDigits = 8;
 
 bool has_int_key(const Path& path) {
   return std::any_of(path.begin(), path.end(), [](const PathItem& item) { return item.step == PathStep::kDictIntKey; });
@@ -119,6 +129,97 @@ Path decode_path(const Json& steps, const std::string& key, const ParseLimits& l
   return path;
 }
 
+std::string encode_sums(const std::vector<std::uint32_t>& sums) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  text.reserve(sums.size() * kSumDigits);
+  for (const std::uint32_t sum : sums) {
+    for (int shift = 28; shift >= 0; shift -= 4) text.push_back(kDigits[(sum >> shift) & 15]);
+  }
+  return text;
+}
+
+Json encode_block_sums(const BlockSums& block_sums) {
+  Json items = Json::array();
+  for (const auto& [index, sums] : block_sums.items) {
+    if (!is_json_text(index.fqn)) continue;
+    Json offsets = Json::array();
+    for (const std::int64_t offset : *index.offset) offsets.push_back(offset);
+    items.push_back(Json::array({index.fqn, std::move(offsets), encode_sums(sums)}));
+  }
+  return Json::object({{kBlockBytesField, block_sums.block_bytes}, {kItemsField, std::move(items)}});
+}
+
+std::vector<std::uint32_t> decode_sums(const std::string& text, const std::string& key) {
+  const bool is_hex = text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  DCP_CHECK(is_hex && !text.empty() && text.size() % kSumDigits == 0, kCorruptData, "side file: the block sums of '",
+            key, "' are no text of ", kSumDigits, " hexadecimal digits each");
+  std::vector<std::uint32_t> sums(text.size() / kSumDigits);
+  const char* digits = text.data();
+  for (std::uint32_t& sum : sums) {
+    std::from_chars(digits, digits + kSumDigits, sum, 16);
+    digits += kSumDigits;
+  }
+  return sums;
+}
+
+Sizes decode_offsets(const Json& offsets, const std::string& key, const ParseLimits& limits) {
+  DCP_CHECK(offsets.is_array() && offsets.size() <= limits.max_ndim, kCorruptData, "side file: the block sums of '",
+            key, "' have no list of up to ", limits.max_ndim, " offsets");
+  Sizes sizes;
+  for (const Json& offset : offsets) {
+    const auto value = int_of(&offset);
+    DCP_CHECK(value && *value >= 0, kCorruptData, "side file: the block sums of '", key, "' have a bad offset");
+    sizes.push_back(*value);
+  }
+  return sizes;
+}
+
+BlockSums decode_block_sums(const Json& json, const ParseLimits& limits) {
+  DCP_CHECK(json.is_object(), kCorruptData, "side file: block_sums is no object");
+  const auto block_bytes = int_of(find_field(json, kBlockBytesField));
+  DCP_CHECK(block_bytes && *block_bytes >= 1 && *block_bytes <= BlockSums::kMaxBlockBytes, kCorruptData,
+            "side file: block_bytes is no number from 1 to ", BlockSums::kMaxBlockBytes);
+  const Json* items = find_field(json, kItemsField);
+  DCP_CHECK(items != nullptr && items->is_array(), kCorruptData, "side file: block_sums has no list of items");
+  BlockSums block_sums;
+  block_sums.block_bytes = *block_bytes;
+  block_sums.items.reserve(items->size());
+  for (const Json& item : *items) {
+    DCP_CHECK(item.is_array() && item.size() == 3 && item[0].is_string() && item[2].is_string(), kCorruptData,
+              "side file: block_sums has an item that is no key, offsets and sums");
+    const auto& key = item[0].get_ref<const std::string&>();
+    const bool is_new = block_sums.items.insert({key, decode_offsets(item[1], key, limits), {}},
+                                                decode_sums(item[2].get_ref<const std::string&>(), key));
+    DCP_CHECK(is_new, kCorruptData, "side file: the block sums of '", key, "' are there twice");
+  }
+  return block_sums;
+}
+
+std::optional<std::string> find_sums_fault(const BlockSums& block_sums, const Metadata& metadata) {
+  if (block_sums.items.empty()) return std::nullopt;
+  // The sums come without the numbers of their chunks, and a tensor may have very many.
+  std::unordered_map<MetadataIndex, const Box*, MetadataIndexHash> chunks;
+  for (const auto& [key, entry] : metadata.state_dict_metadata) {
+    const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
+    if (tensor == nullptr) continue;
+    for (const Box& chunk : tensor->chunks) chunks.emplace(MetadataIndex{key, chunk.offsets, {}}, &chunk);
+  }
+  for (const auto& [index, sums] : block_sums.items) {
+    const auto chunk = chunks.find(index);
+    if (chunk == chunks.end()) {
+      return c10::str("it has block sums of ", to_string(index), ", the metadata has no such chunk");
+    }
+    const auto& tensor = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(index.fqn));
+    const auto numel = checked_numel(chunk->second->sizes);
+    const auto bytes = numel ? checked_mul(*numel, element_bytes(tensor.properties.dtype)) : std::nullopt;
+    if (!bytes || *bytes == 0 || !std::cmp_equal((*bytes - 1) / block_sums.block_bytes + 1, sums.size())) {
+      return c10::str("it has ", sums.size(), " block sums of ", to_string(index), ", which has another size");
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 SideFile make_side_file(const Metadata& metadata) {
@@ -149,7 +250,7 @@ std::optional<std::string> find_side_file_fault(const SideFile& side_file, const
     if (is_same_in_python(typed, *plain)) continue;
     return c10::str("the path of '", key, "' is ", describe(typed), ", in the metadata ", describe(*plain));
   }
-  return std::nullopt;
+  return find_sums_fault(side_file.block_sums, metadata);
 }
 
 Bytes encode_side_file(const SideFile& side_file) {
@@ -159,6 +260,7 @@ Bytes encode_side_file(const SideFile& side_file) {
   root[kFormatVersionField] = side_file.format_version;
   root[kSaveIdField] = side_file.save_id;
   root[kTypedPathsField] = std::move(paths);
+  if (!side_file.block_sums.items.empty()) root[kBlockSumsField] = encode_block_sums(side_file.block_sums);
   const std::string text = root.dump();
   return Bytes(text.begin(), text.end());
 }
@@ -175,6 +277,7 @@ SideFile decode_side_file(ByteSpan bytes, const ParseLimits& limits) {
   const Json* save_id = find_field(root, kSaveIdField);
   DCP_CHECK(save_id != nullptr && save_id->is_string(), kCorruptData, "side file: save_id is no text");
   side_file.save_id = save_id->get<std::string>();
+  if (const Json* sums = find_field(root, kBlockSumsField)) side_file.block_sums = decode_block_sums(*sums, limits);
   const Json* paths = find_field(root, kTypedPathsField);
   if (paths == nullptr) return side_file;
   DCP_CHECK(paths->is_object(), kCorruptData, "side file: typed_paths is no object");

@@ -38,9 +38,9 @@ bool is_known_call(Ref callee) {
 }
 
 std::string describe(Ref node) {
-  if (node->kind == NodeKind::kGlobal) return c10::str(node->module, ".", node->text);
-  if (node->kind == NodeKind::kCall && node->callee->kind == NodeKind::kGlobal) {
-    return c10::str("a call of ", node->callee->module, ".", node->callee->text);
+  if (node->kind == NodeKind::kGlobal) return c10::str(node->module(), ".", node->text());
+  if (node->kind == NodeKind::kCall && node->callee()->kind == NodeKind::kGlobal) {
+    return c10::str("a call of ", node->callee()->module(), ".", node->callee()->text());
   }
   return c10::str("a ", pickle::node_kind_name(node->kind));
 }
@@ -56,29 +56,29 @@ void check_kind(Ref node, NodeKind kind, std::string_view what) {
 
 std::int64_t non_negative(Ref node, std::string_view what) {
   check_kind(node, NodeKind::kInt, what);
-  DCP_CHECK(node->integer >= 0, kCorruptData, "the tensor's ", what, " is ", node->integer);
-  return node->integer;
+  DCP_CHECK(node->integer() >= 0, kCorruptData, "the tensor's ", what, " is ", node->integer());
+  return node->integer();
 }
 
 Sizes parse_sizes(Ref node, std::string_view what, const ParseLimits& limits) {
   check_kind(node, NodeKind::kTuple, what);
-  DCP_CHECK(node->items.size() <= limits.max_ndim, kCorruptData, "the tensor has ", node->items.size(),
+  DCP_CHECK(node->items().size() <= limits.max_ndim, kCorruptData, "the tensor has ", node->items().size(),
             " dimensions; the limit is ", limits.max_ndim);
   Sizes sizes;
-  for (Ref item : node->items) sizes.push_back(non_negative(item, what));
+  for (Ref item : node->items()) sizes.push_back(non_negative(item, what));
   return sizes;
 }
 
 // Hooks are code; only none of them is taken.
 void check_no_hooks(Ref node) {
-  const bool is_call = node->kind == NodeKind::kCall && node->callee->is_global("collections", "OrderedDict");
+  const bool is_call = node->kind == NodeKind::kCall && node->callee()->is_global("collections", "OrderedDict");
   DCP_CHECK(is_call, kCorruptData, "the tensor's hooks are ", describe(node), ", not an OrderedDict");
-  DCP_CHECK(node->items.empty() && node->entries.empty() && node->appended.empty() && node->state == nullptr,
+  DCP_CHECK(node->items().empty() && node->entries().empty() && node->appended().empty() && node->state() == nullptr,
             kUnsupported, "the tensor has hooks");
 }
 
 void check_plain_call(Ref node) {
-  DCP_CHECK(node->entries.empty() && node->appended.empty() && node->state == nullptr, kUnsupported,
+  DCP_CHECK(node->entries().empty() && node->appended().empty() && node->state() == nullptr, kUnsupported,
             "the tensor has attributes of its own");
 }
 
@@ -93,7 +93,7 @@ c10::ScalarType parse_storage_type(Ref node) {
   if (node->is_global("torch.storage", "UntypedStorage") || node->is_global("torch", "UntypedStorage")) {
     return c10::ScalarType::Byte;
   }
-  const auto dtype = node->module == "torch" ? dtype_from_storage_name(node->text) : std::nullopt;
+  const auto dtype = node->module() == "torch" ? dtype_from_storage_name(node->text()) : std::nullopt;
   DCP_CHECK(dtype.has_value(), kUnsupported, "the tensor's storage is a ", describe(node),
             ", which is no storage type known here");
   return *dtype;
@@ -101,7 +101,7 @@ c10::ScalarType parse_storage_type(Ref node) {
 
 NamedDtype parse_dtype(Ref node) {
   check_kind(node, NodeKind::kGlobal, "dtype");
-  const auto dtype = node->module == "torch" ? named_dtype(node->text) : std::nullopt;
+  const auto dtype = node->module() == "torch" ? named_dtype(node->text()) : std::nullopt;
   DCP_CHECK(dtype.has_value(), kUnsupported, "the tensor's dtype is ", describe(node), ", which is not known here");
   return *dtype;
 }
@@ -109,12 +109,12 @@ NamedDtype parse_dtype(Ref node) {
 // The dict that follows for a lazily conjugated or negated tensor.
 void parse_view_bits(Ref node, PickledTensor& tensor) {
   check_kind(node, NodeKind::kDict, "metadata");
-  for (const auto& [name, value] : node->entries) {
+  for (const auto& [name, value] : node->entries()) {
     check_kind(name, NodeKind::kText, "metadata key");
-    DCP_CHECK(name->text == "conj" || name->text == "neg", kUnsupported, "the tensor has the metadata \"", name->text,
-              "\"");
+    DCP_CHECK(name->text() == "conj" || name->text() == "neg", kUnsupported, "the tensor has the metadata \"",
+              name->text(), "\"");
     check_kind(value, NodeKind::kBool, "metadata value");
-    (name->text == "conj" ? tensor.is_conj : tensor.is_neg) = value->integer != 0;
+    (name->text() == "conj" ? tensor.is_conj : tensor.is_neg) = value->integer() != 0;
   }
   DCP_CHECK(tensor.newer_dtype == NewerDtype::kNone || !(tensor.is_conj || tensor.is_neg), kUnsupported,
             "a lazily conjugated or negated tensor of dtype torch.",
@@ -156,7 +156,7 @@ void check_inside_storage(PickledTensor& tensor) {
 
 // The arguments that all calls begin with: storage, offset, sizes, strides.
 PickledTensor parse_place(Ref node, std::optional<NamedDtype> dtype, const ParseLimits& limits) {
-  const auto& arguments = node->items;
+  const auto& arguments = node->items();
   check_kind(arguments[0], NodeKind::kPersistentId, "storage");
   PickledStorage storage = parse_storage_id(arguments[0]);
   PickledTensor tensor;
@@ -177,13 +177,13 @@ PickledTensor parse_place(Ref node, std::optional<NamedDtype> dtype, const Parse
 
 bool parse_bool(Ref node, std::string_view what) {
   check_kind(node, NodeKind::kBool, what);
-  return node->integer != 0;
+  return node->integer() != 0;
 }
 
 PickledTensor parse_rebuild(Ref node, const ParseLimits& limits) {
-  const bool has_dtype = node->callee->is_global(kUtils, kTensorV3);
+  const bool has_dtype = node->callee()->is_global(kUtils, kTensorV3);
   const std::size_t plain = has_dtype ? 7 : 6;
-  const auto& arguments = node->items;
+  const auto& arguments = node->items();
   DCP_CHECK(arguments.size() == plain || arguments.size() == plain + 1, kCorruptData, "the tensor is made with ",
             arguments.size(), " arguments, not ", plain, " or ", plain + 1);
   check_plain_call(node);
@@ -200,7 +200,7 @@ PickledTensor parse_rebuild(Ref node, const ParseLimits& limits) {
 PickledTensor parse_channel_numbers(Ref node, std::int64_t channels, bool may_be_integers, std::string_view what,
                                     const ParseLimits& limits) {
   const bool is_plain = node->kind == NodeKind::kCall &&
-                        (node->callee->is_global(kUtils, kTensorV2) || node->callee->is_global(kUtils, kTensorV3));
+                        (node->callee()->is_global(kUtils, kTensorV2) || node->callee()->is_global(kUtils, kTensorV3));
   DCP_CHECK(is_plain, kCorruptData, "the quantizer's ", what, " are ", describe(node), ", not a tensor");
   PickledTensor numbers = parse_rebuild(node, limits);
   const bool is_known =
@@ -217,15 +217,15 @@ PickledTensor parse_channel_numbers(Ref node, std::int64_t channels, bool may_be
 
 PickledQuantizer parse_quantizer(Ref node, const Sizes& sizes, const ParseLimits& limits) {
   check_kind(node, NodeKind::kTuple, "quantizer");
-  const auto& parts = node->items;
+  const auto& parts = node->items();
   DCP_CHECK(!parts.empty(), kCorruptData, "the tensor's quantizer is empty");
   PickledQuantizer quantizer;
   if (parts[0]->is_global("torch", "per_tensor_affine")) {
     DCP_CHECK(parts.size() == 3, kCorruptData, "the tensor's quantizer has ", parts.size(), " parts, not 3");
     check_kind(parts[1], NodeKind::kFloat, "scale");
     check_kind(parts[2], NodeKind::kInt, "zero point");
-    quantizer.scale = parts[1]->real;
-    quantizer.zero_point = parts[2]->integer;
+    quantizer.scale = parts[1]->real();
+    quantizer.zero_point = parts[2]->integer();
     return quantizer;
   }
   const bool has_integers = parts[0]->is_global("torch", "per_channel_affine");
@@ -245,7 +245,7 @@ PickledQuantizer parse_quantizer(Ref node, const Sizes& sizes, const ParseLimits
 }
 
 PickledTensor parse_quantized(Ref node, const ParseLimits& limits) {
-  const auto& arguments = node->items;
+  const auto& arguments = node->items();
   DCP_CHECK(arguments.size() == 7, kCorruptData, "the quantized tensor is made with ", arguments.size(),
             " arguments, not 7");
   check_plain_call(node);
@@ -259,40 +259,42 @@ PickledTensor parse_quantized(Ref node, const ParseLimits& limits) {
 
 // A parameter is a tensor with a flag.
 Ref tensor_of_parameter(Ref node) {
-  DCP_CHECK(node->items.size() == 3, kCorruptData, "the parameter is made with ", node->items.size(),
+  DCP_CHECK(node->items().size() == 3, kCorruptData, "the parameter is made with ", node->items().size(),
             " arguments, not 3");
   check_plain_call(node);
-  check_kind(node->items[1], NodeKind::kBool, "requires_grad");
-  check_no_hooks(node->items[2]);
-  return node->items[0];
+  check_kind(node->items()[1], NodeKind::kBool, "requires_grad");
+  check_no_hooks(node->items()[2]);
+  return node->items()[0];
 }
 
 }  // namespace
 
 bool is_tensor_call(pickle::Ref node) {
-  if (node->kind != NodeKind::kCall || node->callee->kind != NodeKind::kGlobal) return false;
-  if (is_known_call(node->callee)) return true;
-  return node->callee->module == kUtils && std::ranges::find(kRefusedCalls, node->callee->text) != kRefusedCalls.end();
+  if (node->kind != NodeKind::kCall || node->callee()->kind != NodeKind::kGlobal) return false;
+  if (is_known_call(node->callee())) return true;
+  return node->callee()->module() == kUtils &&
+         std::ranges::find(kRefusedCalls, node->callee()->text()) != kRefusedCalls.end();
 }
 
 bool is_storage_id(pickle::Ref node) {
-  if (node->kind != NodeKind::kPersistentId || node->items[0]->kind != NodeKind::kTuple) return false;
-  const auto& parts = node->items[0]->items;
-  return (parts.size() == 5 || parts.size() == 6) && parts[0]->kind == NodeKind::kText && parts[0]->text == "storage" &&
-         parts[1]->kind == NodeKind::kGlobal && parts[2]->kind == NodeKind::kText && is_number(parts[2]->text) &&
-         parts[3]->kind == NodeKind::kText && parts[4]->kind == NodeKind::kInt && parts[4]->integer >= 0;
+  if (node->kind != NodeKind::kPersistentId || node->items()[0]->kind != NodeKind::kTuple) return false;
+  const auto& parts = node->items()[0]->items();
+  return (parts.size() == 5 || parts.size() == 6) && parts[0]->kind == NodeKind::kText &&
+         parts[0]->text() == "storage" && parts[1]->kind == NodeKind::kGlobal && parts[2]->kind == NodeKind::kText &&
+         is_number(parts[2]->text()) && parts[3]->kind == NodeKind::kText && parts[4]->kind == NodeKind::kInt &&
+         parts[4]->integer() >= 0;
 }
 
 PickledStorage parse_storage_id(pickle::Ref node) {
-  const Ref id = node->items[0];
+  const Ref id = node->items()[0];
   check_kind(id, NodeKind::kTuple, "storage's id");
-  const auto& parts = id->items;
+  const auto& parts = id->items();
   DCP_CHECK(
-      (parts.size() == 5 || parts.size() == 6) && parts[0]->kind == NodeKind::kText && parts[0]->text == "storage",
+      (parts.size() == 5 || parts.size() == 6) && parts[0]->kind == NodeKind::kText && parts[0]->text() == "storage",
       kCorruptData, "the tensor's storage id is no ('storage', type, key, location, count)");
   PickledStorage storage;
   check_kind(parts[2], NodeKind::kText, "storage key");
-  storage.key = parts[2]->text;
+  storage.key = parts[2]->text();
   DCP_CHECK(is_number(storage.key), kCorruptData, "the tensor's storage key is \"", storage.key, "\", not a number");
   check_kind(parts[3], NodeKind::kText, "storage location");
   DCP_CHECK(parts.size() == 5 || parts[5]->kind == NodeKind::kNone, kUnsupported,
@@ -309,17 +311,17 @@ PickledStorage parse_storage_id(pickle::Ref node) {
 PickledTensor parse_tensor_call(pickle::Ref node, const ParseLimits& limits) {
   DCP_CHECK(is_tensor_call(node), kCorruptData, "there should be a tensor, but there is ", describe(node));
   std::optional<bool> requires_grad;
-  if (node->callee->is_global(kUtils, kParameter) && !node->is_new_object) {
+  if (node->callee()->is_global(kUtils, kParameter) && !node->is_new_object) {
     const Ref parameter = node;
     node = tensor_of_parameter(node);
-    requires_grad = parameter->items[1]->integer != 0;
+    requires_grad = parameter->items()[1]->integer() != 0;
     DCP_CHECK(is_tensor_call(node), kCorruptData, "a parameter should hold a tensor, but holds ", describe(node));
-    DCP_CHECK(!node->callee->is_global(kUtils, kParameter), kCorruptData, "a parameter holds a parameter");
+    DCP_CHECK(!node->callee()->is_global(kUtils, kParameter), kCorruptData, "a parameter holds a parameter");
   }
-  DCP_CHECK(is_known_call(node->callee) && !node->is_new_object, kUnsupported, "the tensor is made by ", describe(node),
-            ", a kind that is not read");
+  DCP_CHECK(is_known_call(node->callee()) && !node->is_new_object, kUnsupported, "the tensor is made by ",
+            describe(node), ", a kind that is not read");
   PickledTensor tensor =
-      node->callee->is_global(kUtils, kQuantized) ? parse_quantized(node, limits) : parse_rebuild(node, limits);
+      node->callee()->is_global(kUtils, kQuantized) ? parse_quantized(node, limits) : parse_rebuild(node, limits);
   if (requires_grad) tensor.requires_grad = *requires_grad;
   return tensor;
 }

@@ -29,6 +29,8 @@ void AtomicFile::discard() noexcept {
 void AtomicFile::commit() {
   if (sync_) file_->sync();
   file_->close();
+  // A rename that is told to have failed may have been done all the same, as on a network file system.
+  may_be_in_place_ = true;
   files_->rename_file(temporary_path(), path_);
   is_temporary_ = false;
   if (sync_) files_->sync_directory(parent_path(path_));

@@ -19,9 +19,10 @@ namespace dcp {
 ///  4. rename it to `directory/name`: from here on readers see the new file;
 ///  5. sync the directory: from here on a crash leaves the new file.
 ///
-/// One writer per name at a time. If a step up to the rename fails, `name` is as it
-/// was and the temporary file is removed if the system lets it. If step 5 fails, the
-/// new file is in place, but whether a crash would keep it is unknown.
+/// One writer per name at a time. If a step before the rename fails, `name` is as it
+/// was and the temporary file is removed if the system lets it. If the rename is told to
+/// have failed, it may have been done all the same (a network file system); if step 5 fails,
+/// the new file is in place, but whether a crash would keep it is unknown.
 ///
 /// \param sync  Without it steps 2 and 5 are left out: whole for readers, but not
 ///              for what a power cut leaves.
@@ -44,6 +45,9 @@ class DCP_API AtomicFile {
   /// \throws dcp::Error as `files` does.
   void commit();
 
+  /// Whether `commit` came so far that the new file may be in place, also if it threw then.
+  bool may_be_in_place() const { return may_be_in_place_; }
+
  private:
   std::string temporary_path() const { return path_ + ".tmp"; }
   void discard() noexcept;
@@ -53,6 +57,7 @@ class DCP_API AtomicFile {
   bool sync_;
   std::unique_ptr<WritableFile> file_;
   bool is_temporary_ = true;  ///< that the temporary file is there
+  bool may_be_in_place_ = false;
 };
 
 }  // namespace dcp

@@ -45,6 +45,14 @@ class OptimizerUndo {
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> states_;
 };
 
+/// A tensor that a group has twice, as `Module::parameters` gives one with two names, has one state and takes it once.
+void drop_repeats(LiveGroups& groups) {
+  for (auto& group : groups) {
+    std::unordered_set<const OptimizerParameter*> seen;
+    std::erase_if(group, [&](const OptimizerParameter* parameter) { return !seen.insert(parameter).second; });
+  }
+}
+
 }  // namespace
 
 OptimizerLoad::OptimizerLoad(const std::vector<OptimizerParameter>& parameters, torch::optim::Optimizer& optimizer,
@@ -54,6 +62,8 @@ OptimizerLoad::OptimizerLoad(const std::vector<OptimizerParameter>& parameters, 
       post_hooks_(hooks.of<OptimizerLoadPost>(&optimizer)),
       adapter_(find_adapter(optimizer, args.options.adapters)),
       live_(find_live_groups(parameters, optimizer)) {
+  // The vectors in a state of all of a group have the elements of such a one twice.
+  if (!adapter_->has_one_state_per_group()) drop_repeats(live_);
   check_state_can_be_named(live_, *adapter_);
   check_state_can_be_divided(live_, *adapter_, args.left_alone);
 }

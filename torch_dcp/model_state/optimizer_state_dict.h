@@ -52,9 +52,10 @@ struct OptimizerStateOptions {
 /// Changes nothing: tensors in the result are the live ones (but for `full_state_dict` and `cpu_offload`), and the
 /// state of a parameter that was never stepped is built beside the optimizer. Parameters that need no gradient and have
 /// no state have no entry, nor have any where the optimizer keeps nothing (SGD without momentum). A parameter with
-/// several names has one entry, under the first. `step` is a float32 tensor without dimensions, int64 above 2^24. SGD's
-/// buffer of a parameter that was never stepped is all -0.0: Python takes it as zeros, and `set_optimizer_state_dict`
-/// as no state.
+/// several names has one entry, under the first; one that a group has twice (`Module::parameters` gives a tied one once
+/// for each name) is listed twice there, as in Python. `step` is a float32 tensor without dimensions, int64 above 2^24.
+/// SGD's buffer of a parameter that was never stepped is all -0.0: Python takes it as zeros, and
+/// `set_optimizer_state_dict` as no state.
 ///
 /// LBFGS has one state, under its first parameter; before the first step it is the two counters alone. Python has no
 /// flattened form of it. Ours is the usual one, `state.FIRST.NAME` with lists as values, and has

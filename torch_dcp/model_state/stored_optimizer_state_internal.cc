@@ -50,6 +50,16 @@ std::vector<std::string> read_params(const std::string& where, const Value* give
   return params;
 }
 
+/// An optimizer may have a parameter twice in a group, and lists it twice then.
+std::vector<std::string> without_repeats(const std::vector<std::string>& names) {
+  std::vector<std::string> unique;
+  std::unordered_set<std::string> seen;
+  for (const std::string& name : names) {
+    if (seen.insert(name).second) unique.push_back(name);
+  }
+  return unique;
+}
+
 void read_groups(const Value& given, StoredOptimizerState& stored, FaultList& faults) {
   if (!given.is_list()) {
     faults.add(ErrorKind::kType, kGroups, wrong_kind(given, "a list"));
@@ -63,8 +73,8 @@ void read_groups(const Value& given, StoredOptimizerState& stored, FaultList& fa
       continue;
     }
     read.options = group.as_dict();
-    read.params = read_params(read.label + "." + kParams, read.options.find(kParams), faults);
-    read.order = read.params;
+    read.order = read_params(read.label + "." + kParams, read.options.find(kParams), faults);
+    read.params = without_repeats(read.order);
     read.options.erase(kParams);
   }
 }
@@ -73,7 +83,7 @@ void check_listed_once(const StoredOptimizerState& stored, FaultList& faults) {
   std::unordered_set<std::string> seen;
   for (const StoredGroup& group : stored.groups) {
     for (const std::string& fqn : group.params) {
-      if (!seen.insert(fqn).second) faults.add(ErrorKind::kKey, fqn, "is listed twice in param_groups");
+      if (!seen.insert(fqn).second) faults.add(ErrorKind::kKey, fqn, "is listed twice in param_groups, in two groups");
     }
   }
 }

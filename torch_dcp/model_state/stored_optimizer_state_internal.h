@@ -13,8 +13,8 @@ namespace dcp {
 struct StoredGroup {
   std::string label;  ///< where it is in the given dict, such as "param_groups.0"
   Dict options;
-  std::vector<std::string> params;
-  std::vector<std::string> order;  ///< all parameters of the group that was saved, in its order; empty if not given
+  std::vector<std::string> params;  ///< each once
+  std::vector<std::string> order;   ///< all parameters of the group that was saved, in its order; empty if not given
 };
 
 /// What a given optimizer state dict says, whatever its form.

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <new>
 #include <span>
 #include <string_view>
@@ -14,6 +13,7 @@
 
 #include "torch_dcp/base/bytes.h"
 #include "torch_dcp/base/error.h"
+#include "torch_dcp/base/page_memory.h"
 #include "torch_dcp/pickle/value.h"
 
 namespace dcp::pickle {
@@ -24,14 +24,14 @@ class Arena {
  public:
   /// \param chunks      Receives the chunks; outlives the arena.
   /// \param input_size  Bytes of the pickle, a hint for the first chunk.
-  Arena(std::vector<std::unique_ptr<std::byte[]>>& chunks, std::size_t input_size)
+  Arena(std::vector<PageMemory>& chunks, std::size_t input_size)
       : chunks_(chunks), next_chunk_size_(std::clamp(input_size * 8, kSmallestChunk, kFirstChunk)) {}
 
-  Node* make_node(NodeKind kind) {
-    static_assert(std::is_trivially_destructible_v<Node>);
-    Node* node = new (allocate(sizeof(Node))) Node;
-    node->kind = kind;
-    return node;
+  /// \pre It is the struct of that kind's shape.
+  template <typename T>
+  T* make_node(NodeKind kind) {
+    static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= kAlignment);
+    return new (allocate(sizeof(T))) T(kind);
   }
 
   /// \pre `text` has less than 4 GiB.
@@ -111,7 +111,7 @@ class Arena {
   }
 
   std::byte* new_chunk(std::size_t byte_count) {
-    chunks_.push_back(std::make_unique_for_overwrite<std::byte[]>(byte_count));
+    chunks_.push_back(make_page_memory(byte_count));
     return chunks_.back().get();
   }
 
@@ -122,7 +122,7 @@ class Arena {
     back_ = front_ + byte_count;
   }
 
-  std::vector<std::unique_ptr<std::byte[]>>& chunks_;
+  std::vector<PageMemory>& chunks_;
   std::size_t next_chunk_size_;
   std::byte* front_ = nullptr;  ///< aligned
   std::byte* back_ = nullptr;

@@ -62,32 +62,39 @@ class Parser {
       cursor_.fail("more than ", limits_.max_values, " values");
     }
   }
-  Node* make(NodeKind kind) {
+  template <typename T>
+  T* make(NodeKind kind) {
     count_value();
-    return arena_.make_node(kind);
+    return arena_.make_node<T>(kind);
   }
   void push(Node* value) { stack_.push_back(value); }
-  void push_shared(Node*& slot, NodeKind kind, std::int64_t integer);
+  void push_shared(NumberNode*& slot, NodeKind kind, std::int64_t integer);
+  void push_empty_tuple();
   void push_bool(bool value) { push_shared(bools_[value], NodeKind::kBool, value); }
   void push_integer(std::int64_t value);
   void push_long(std::int64_t size);
   void push_real() {
-    Node* node = make(NodeKind::kFloat);
+    auto* node = make<NumberNode>(NodeKind::kFloat);
     node->real = std::bit_cast<double>(__builtin_bswap64(cursor_.number<std::uint64_t>()));
+    push(node);
+  }
+  void push_string(NodeKind kind, std::string_view text) {
+    auto* node = make<TextNode>(kind);
+    node->text = arena_.copy(text);
     push(node);
   }
   void push_text(std::uint64_t size);
   void push_old_text(std::int64_t size);
   void push_bytes(NodeKind kind, std::uint64_t size);
+  template <typename T>
   void push_container(NodeKind kind) {
-    Node* node = make(kind);
+    auto* node = make<T>(kind);
     node->depth = 1;
     push(node);
   }
   void push_sequence(NodeKind kind, std::size_t count);
   void push_global();
   void push_stack_global();
-  void push_persistent_id();
   void push_call(bool is_new_object);
   std::string_view take_string(std::string_view what, std::uint64_t size);
   std::string_view checked_line();
@@ -117,10 +124,10 @@ class Parser {
   std::vector<Node*> stack_;
   std::vector<std::size_t> marks_;
   std::size_t value_count_ = 0;
-  Node* none_ = nullptr;
-  Node* empty_tuple_ = nullptr;
-  std::array<Node*, 2> bools_{};
-  std::array<Node*, 256> small_integers_{};
+  NumberNode* none_ = nullptr;
+  SequenceNode* empty_tuple_ = nullptr;
+  std::array<NumberNode*, 2> bools_{};
+  std::array<NumberNode*, 256> small_integers_{};
 };
 
 Pickle Parser::run(std::size_t* consumed) {
@@ -167,18 +174,15 @@ void Parser::execute(Opcode opcode) {
     case Opcode::kBinFloat: return push_real();
     case Opcode::kShortBinUnicode: return push_text(cursor_.number<std::uint8_t>());
     case Opcode::kBinUnicode: return push_text(cursor_.number<std::uint32_t>());
-    case Opcode::kEmptyTuple:
-      push_shared(empty_tuple_, NodeKind::kTuple, 0);
-      empty_tuple_->depth = 1;
-      return;
+    case Opcode::kEmptyTuple: return push_empty_tuple();
     case Opcode::kTuple1: return push_sequence(NodeKind::kTuple, 1);
     case Opcode::kTuple2: return push_sequence(NodeKind::kTuple, 2);
     case Opcode::kTuple3: return push_sequence(NodeKind::kTuple, 3);
     case Opcode::kTuple: return push_sequence(NodeKind::kTuple, pop_mark());
-    case Opcode::kEmptyList: return push_container(NodeKind::kList);
+    case Opcode::kEmptyList: return push_container<SequenceNode>(NodeKind::kList);
     case Opcode::kAppend: return append(1);
     case Opcode::kAppends: return append(pop_mark());
-    case Opcode::kEmptyDict: return push_container(NodeKind::kDict);
+    case Opcode::kEmptyDict: return push_container<DictNode>(NodeKind::kDict);
     case Opcode::kSetItem: return set_items(2);
     case Opcode::kSetItems: return set_items(pop_mark());
     case Opcode::kGlobal: return push_global();
@@ -186,7 +190,7 @@ void Parser::execute(Opcode opcode) {
     case Opcode::kReduce: return push_call(false);
     case Opcode::kNewObj: return push_call(true);
     case Opcode::kBuild: return build();
-    case Opcode::kBinPersId: return push_persistent_id();
+    case Opcode::kBinPersId: return push_sequence(NodeKind::kPersistentId, 1);
     case Opcode::kMemoize: return memoize(static_cast<std::uint32_t>(memo_.size()));
     case Opcode::kBinPut: return memoize(cursor_.number<std::uint8_t>());
     case Opcode::kLongBinPut: return memoize(cursor_.number<std::uint32_t>());
@@ -210,7 +214,7 @@ void Parser::execute_rare(Opcode opcode) {
     case Opcode::kBinBytes: return push_bytes(NodeKind::kBytes, cursor_.number<std::uint32_t>());
     case Opcode::kBinBytes8: return push_bytes(NodeKind::kBytes, cursor_.number<std::uint64_t>());
     case Opcode::kByteArray8: return push_bytes(NodeKind::kByteArray, cursor_.number<std::uint64_t>());
-    case Opcode::kEmptySet: return push_container(NodeKind::kSet);
+    case Opcode::kEmptySet: return push_container<SequenceNode>(NodeKind::kSet);
     case Opcode::kAddItems: return add_items(pop_mark());
     case Opcode::kFrozenSet: return push_sequence(NodeKind::kFrozenSet, pop_mark());
     default:
@@ -240,20 +244,29 @@ void Parser::pop_value_or_mark() {
   }
 }
 
-void Parser::push_shared(Node*& slot, NodeKind kind, std::int64_t integer) {
+void Parser::push_shared(NumberNode*& slot, NodeKind kind, std::int64_t integer) {
   count_value();
   if (slot == nullptr) {
-    slot = arena_.make_node(kind);
+    slot = arena_.make_node<NumberNode>(kind);
     slot->integer = integer;
   }
   push(slot);
+}
+
+void Parser::push_empty_tuple() {
+  count_value();
+  if (empty_tuple_ == nullptr) {
+    empty_tuple_ = arena_.make_node<SequenceNode>(NodeKind::kTuple);
+    empty_tuple_->depth = 1;
+  }
+  push(empty_tuple_);
 }
 
 void Parser::push_integer(std::int64_t value) {
   if (value >= 0 && value < static_cast<std::int64_t>(small_integers_.size())) {
     return push_shared(small_integers_[static_cast<std::size_t>(value)], NodeKind::kInt, value);
   }
-  Node* node = make(NodeKind::kInt);
+  auto* node = make<NumberNode>(NodeKind::kInt);
   node->integer = value;
   push(node);
 }
@@ -265,9 +278,7 @@ void Parser::push_long(std::int64_t size) {
   }
   const ByteSpan bytes = cursor_.take(static_cast<std::uint64_t>(size));
   if (const auto value = integer_from_bytes(bytes)) return push_integer(*value);
-  Node* node = make(NodeKind::kBigInt);
-  node->text = arena_.copy(decimal_from_bytes(bytes));
-  push(node);
+  push_string(NodeKind::kBigInt, decimal_from_bytes(bytes));
 }
 
 std::string_view Parser::take_string(std::string_view what, std::uint64_t size) {
@@ -281,9 +292,7 @@ void Parser::push_text(std::uint64_t size) {
   const std::string_view text = take_string("text", size);
   const std::size_t bad = find_bad_utf8(text);
   if (bad != text.size()) cursor_.fail("byte ", bad, " of a text of ", size, " is not UTF-8");
-  Node* node = make(NodeKind::kText);
-  node->text = arena_.copy(text);
-  push(node);
+  push_string(NodeKind::kText, text);
 }
 
 void Parser::push_old_text(std::int64_t size) {
@@ -291,21 +300,14 @@ void Parser::push_old_text(std::int64_t size) {
   const std::string_view text = take_string("text", static_cast<std::uint64_t>(size));
   // A str of Python 2 does not say what it encodes.
   if (!is_ascii(text)) cursor_.refuse("a Python 2 str that is not ASCII is not read");
-  Node* node = make(NodeKind::kText);
-  node->text = arena_.copy(text);
-  push(node);
+  push_string(NodeKind::kText, text);
 }
 
-void Parser::push_bytes(NodeKind kind, std::uint64_t size) {
-  const std::string_view bytes = take_string("bytes value", size);
-  Node* node = make(kind);
-  node->text = arena_.copy(bytes);
-  push(node);
-}
+void Parser::push_bytes(NodeKind kind, std::uint64_t size) { push_string(kind, take_string("bytes value", size)); }
 
 void Parser::push_sequence(NodeKind kind, std::size_t count) {
   const std::span<const Ref> values = last(count);
-  Node* node = make(kind);
+  auto* node = make<SequenceNode>(kind);
   node->depth = 1;
   arena_.append(node->items, values);
   nest(node, values);
@@ -325,9 +327,9 @@ std::string_view Parser::checked_line() {
 void Parser::push_global() {
   const std::string_view module = checked_line();
   const std::string_view name = checked_line();
-  Node* node = make(NodeKind::kGlobal);
+  auto* node = make<GlobalNode>(NodeKind::kGlobal);
   node->module = arena_.copy(module);
-  node->text = arena_.copy(name);
+  node->name = arena_.copy(name);
   push(node);
 }
 
@@ -336,20 +338,10 @@ void Parser::push_stack_global() {
   if (names[0]->kind != NodeKind::kText || names[1]->kind != NodeKind::kText) {
     cursor_.fail("a global named by a ", node_kind_name(names[0]->kind), " and a ", node_kind_name(names[1]->kind));
   }
-  Node* node = make(NodeKind::kGlobal);
-  node->module = names[0]->text;
-  node->text = names[1]->text;
+  auto* node = make<GlobalNode>(NodeKind::kGlobal);
+  node->module = names[0]->text();
+  node->name = names[1]->text();
   drop(2);
-  push(node);
-}
-
-void Parser::push_persistent_id() {
-  const std::span<const Ref> value = last(1);
-  Node* node = make(NodeKind::kPersistentId);
-  node->depth = 1;
-  arena_.append(node->items, value);
-  nest(node, value);
-  drop(1);
   push(node);
 }
 
@@ -361,11 +353,11 @@ void Parser::push_call(bool is_new_object) {
   const bool is_callable = callee->kind == NodeKind::kGlobal || (!is_new_object && callee->kind == NodeKind::kCall);
   if (!is_callable) cursor_.fail("a call of a ", node_kind_name(callee->kind));
   if (arguments->kind != NodeKind::kTuple) cursor_.fail("a call with a ", node_kind_name(arguments->kind));
-  Node* node = make(NodeKind::kCall);
+  auto* node = make<CallNode>(NodeKind::kCall);
   node->is_new_object = is_new_object;
   node->callee = callee;
   // Tuples do not change, so theirs can be shared.
-  node->items = arguments->items;
+  node->items = arguments->items();
   nest(node, values);
   drop(2);
   push(node);
@@ -375,9 +367,9 @@ void Parser::append(std::size_t count) {
   Node* list = below(count);
   const std::span<const Ref> values = last(count);
   if (list->kind == NodeKind::kList) {
-    arena_.append(list->items, values);
+    arena_.append(static_cast<SequenceNode*>(list)->items, values);
   } else if (list->kind == NodeKind::kCall) {
-    arena_.append(list->appended, values);
+    arena_.append(static_cast<CallNode*>(list)->appended, values);
   } else {
     cursor_.fail("it appends to a ", node_kind_name(list->kind));
   }
@@ -392,7 +384,8 @@ void Parser::set_items(std::size_t count) {
     cursor_.fail("it sets items of a ", node_kind_name(dict->kind));
   }
   const std::span<const Ref> values = last(count);
-  arena_.append_pairs(dict->entries, values);
+  const bool is_dict = dict->kind == NodeKind::kDict;
+  arena_.append_pairs(is_dict ? static_cast<DictNode*>(dict)->entries : static_cast<CallNode*>(dict)->entries, values);
   nest(dict, values);
   drop(count);
 }
@@ -401,15 +394,16 @@ void Parser::add_items(std::size_t count) {
   Node* set = below(count);
   if (set->kind != NodeKind::kSet) cursor_.fail("it adds items to a ", node_kind_name(set->kind));
   const std::span<const Ref> values = last(count);
-  arena_.append(set->items, values);
+  arena_.append(static_cast<SequenceNode*>(set)->items, values);
   nest(set, values);
   drop(count);
 }
 
 void Parser::build() {
-  Node* object = below(1);
+  Node* target = below(1);
   const Ref state = last(1)[0];
-  if (object->kind != NodeKind::kCall) cursor_.fail("it gives a state to a ", node_kind_name(object->kind));
+  if (target->kind != NodeKind::kCall) cursor_.fail("it gives a state to a ", node_kind_name(target->kind));
+  auto* object = static_cast<CallNode*>(target);
   if (object->state != nullptr) cursor_.fail("it gives a second state to an object");
   object->state = state;
   nest(object, state);

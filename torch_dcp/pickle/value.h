@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <ostream>
 #include <span>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "torch_dcp/base/export.h"
+#include "torch_dcp/base/page_memory.h"
 
 namespace dcp::pickle {
 
@@ -95,31 +95,144 @@ class List {
   Block* block_ = nullptr;
 };
 
-/// One inert value. Which members mean something follows from `kind`; the others are
-/// empty (`integer` and `real` share their place), so that reading one by mistake is harmless.
+/// One inert value. Which parts it has follows from `kind`; the others are empty, so that asking for one by mistake is
+/// harmless.
+///
+/// A large pickle has millions of nodes, mostly leaves: in memory a node is one of the structs below, which has room
+/// for the parts of its kind alone. So nodes are made by the parser only, and never copied.
 class Node {
  public:
-  NodeKind kind = NodeKind::kNone;
+  const NodeKind kind;
   bool is_new_object = false;  ///< kCall: made by NEWOBJ rather than REDUCE
   /// 0 for a leaf, for others 1 more than the deepest value when that was put in. Exact
   /// unless a value grew after it had been put into another, as in a cycle.
   std::uint32_t depth = 0;
-  union {
-    std::int64_t integer = 0;  ///< kInt, kBool
-    double real;               ///< kFloat
-  };
-  Text text;                          ///< kText, kBigInt; kBytes and kByteArray: the bytes; kGlobal: the name
-  Text module;                        ///< kGlobal
-  List<Ref> items;                    ///< kList, kTuple, kSet, kFrozenSet; kCall: the arguments; kPersistentId: one
-  List<std::pair<Ref, Ref>> entries;  ///< kDict, in order, doubled keys kept; kCall: items set on it
-  Ref callee = nullptr;               ///< kCall
-  Ref state = nullptr;                ///< kCall: the argument of BUILD, null without one
-  List<Ref> appended;                 ///< kCall: items appended to it (a subclass of list)
+
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  std::int64_t integer() const;               ///< kInt, kBool
+  double real() const;                        ///< kFloat
+  Text text() const;                          ///< kText, kBigInt; kBytes, kByteArray: the bytes; kGlobal: the name
+  Text module() const;                        ///< kGlobal
+  List<Ref> items() const;                    ///< kList, kTuple, kSet, kFrozenSet; kCall: arguments; kPersistentId: one
+  List<std::pair<Ref, Ref>> entries() const;  ///< kDict, in order, doubled keys kept; kCall: items set on it
+  Ref callee() const;                         ///< kCall
+  Ref state() const;                          ///< kCall: the argument of BUILD, null without one
+  List<Ref> appended() const;                 ///< kCall: items appended to it (a subclass of list)
 
   bool is_global(std::string_view module_name, std::string_view global_name) const {
-    return kind == NodeKind::kGlobal && text == global_name && module == module_name;
+    return kind == NodeKind::kGlobal && text() == global_name && module() == module_name;
   }
+
+ protected:
+  explicit Node(NodeKind node_kind) : kind(node_kind) {}
 };
+
+/// Which of the structs below a node is.
+enum class NodeShape : std::uint8_t { kNumber, kText, kGlobal, kSequence, kDict, kCall };
+
+constexpr NodeShape shape_of(NodeKind kind) {
+  switch (kind) {
+    case NodeKind::kNone:
+    case NodeKind::kBool:
+    case NodeKind::kInt:
+    case NodeKind::kFloat:
+      return NodeShape::kNumber;
+    case NodeKind::kBigInt:
+    case NodeKind::kText:
+    case NodeKind::kBytes:
+    case NodeKind::kByteArray:
+      return NodeShape::kText;
+    case NodeKind::kGlobal:
+      return NodeShape::kGlobal;
+    case NodeKind::kDict:
+      return NodeShape::kDict;
+    case NodeKind::kCall:
+      return NodeShape::kCall;
+    case NodeKind::kList:
+    case NodeKind::kTuple:
+    case NodeKind::kSet:
+    case NodeKind::kFrozenSet:
+    case NodeKind::kPersistentId:
+      return NodeShape::kSequence;
+  }
+  return NodeShape::kNumber;
+}
+
+struct NumberNode : Node {
+  explicit NumberNode(NodeKind node_kind) : Node(node_kind) {}
+  union {
+    std::int64_t integer = 0;
+    double real;
+  };
+};
+
+struct TextNode : Node {
+  explicit TextNode(NodeKind node_kind) : Node(node_kind) {}
+  Text text;
+};
+
+struct GlobalNode : Node {
+  explicit GlobalNode(NodeKind node_kind) : Node(node_kind) {}
+  Text name;
+  Text module;
+};
+
+struct SequenceNode : Node {
+  explicit SequenceNode(NodeKind node_kind) : Node(node_kind) {}
+  List<Ref> items;
+};
+
+struct DictNode : Node {
+  explicit DictNode(NodeKind node_kind) : Node(node_kind) {}
+  List<std::pair<Ref, Ref>> entries;
+};
+
+struct CallNode : Node {
+  explicit CallNode(NodeKind node_kind) : Node(node_kind) {}
+  Ref callee = nullptr;
+  Ref state = nullptr;
+  List<Ref> items;
+  List<Ref> appended;
+  List<std::pair<Ref, Ref>> entries;
+};
+
+inline std::int64_t Node::integer() const {
+  const bool has_one = kind == NodeKind::kInt || kind == NodeKind::kBool;
+  return has_one ? static_cast<const NumberNode*>(this)->integer : 0;
+}
+
+inline double Node::real() const { return kind == NodeKind::kFloat ? static_cast<const NumberNode*>(this)->real : 0; }
+
+inline Text Node::text() const {
+  if (kind == NodeKind::kGlobal) return static_cast<const GlobalNode*>(this)->name;
+  return shape_of(kind) == NodeShape::kText ? static_cast<const TextNode*>(this)->text : Text();
+}
+
+inline Text Node::module() const {
+  return kind == NodeKind::kGlobal ? static_cast<const GlobalNode*>(this)->module : Text();
+}
+
+inline List<Ref> Node::items() const {
+  if (kind == NodeKind::kCall) return static_cast<const CallNode*>(this)->items;
+  return shape_of(kind) == NodeShape::kSequence ? static_cast<const SequenceNode*>(this)->items : List<Ref>();
+}
+
+inline List<std::pair<Ref, Ref>> Node::entries() const {
+  if (kind == NodeKind::kCall) return static_cast<const CallNode*>(this)->entries;
+  return kind == NodeKind::kDict ? static_cast<const DictNode*>(this)->entries : List<std::pair<Ref, Ref>>();
+}
+
+inline Ref Node::callee() const {
+  return kind == NodeKind::kCall ? static_cast<const CallNode*>(this)->callee : nullptr;
+}
+
+inline Ref Node::state() const { return kind == NodeKind::kCall ? static_cast<const CallNode*>(this)->state : nullptr; }
+
+inline List<Ref> Node::appended() const {
+  return kind == NodeKind::kCall ? static_cast<const CallNode*>(this)->appended : List<Ref>();
+}
 
 /// A parsed pickle: the root, and the memory of all nodes, texts and lists.
 ///
@@ -127,7 +240,7 @@ class Node {
 /// values, so depth and cycles do not matter.
 struct Pickle {
   Ref root = nullptr;
-  std::vector<std::unique_ptr<std::byte[]>> chunks;
+  std::vector<PageMemory> chunks;
 };
 
 }  // namespace dcp::pickle

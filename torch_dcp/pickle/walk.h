@@ -18,14 +18,14 @@ void walk(Ref root, const Visit& visit) {
     const Ref node = pending.back();
     pending.pop_back();
     const bool has_parts = node->kind == NodeKind::kCall || node->kind == NodeKind::kPersistentId || node->depth > 0 ||
-                           !node->items.empty() || !node->entries.empty();
+                           !node->items().empty() || !node->entries().empty();
     if (has_parts && !seen.insert(node).second) continue;
     if (!visit(node) || !has_parts) continue;
-    pending.insert(pending.end(), node->items.begin(), node->items.end());
-    pending.insert(pending.end(), node->appended.begin(), node->appended.end());
-    for (const auto& [key, value] : node->entries) pending.insert(pending.end(), {key, value});
-    if (node->callee != nullptr) pending.push_back(node->callee);
-    if (node->state != nullptr) pending.push_back(node->state);
+    pending.insert(pending.end(), node->items().begin(), node->items().end());
+    pending.insert(pending.end(), node->appended().begin(), node->appended().end());
+    for (const auto& [key, value] : node->entries()) pending.insert(pending.end(), {key, value});
+    if (node->callee() != nullptr) pending.push_back(node->callee());
+    if (node->state() != nullptr) pending.push_back(node->state());
   }
 }
 

@@ -297,6 +297,7 @@ std::optional<std::pair<std::int64_t, std::int64_t>> find_thin_stretch(const Box
 
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const std::vector<Box>& boxes,
                                                                 SweepCounters* counters) {
+  if (boxes.size() < 2) return std::nullopt;  // Most tensors: nothing is to be allocated for them.
   SweepCounters unread;
   SweepCounters& count = counters == nullptr ? unread : *counters;
   std::vector<std::size_t> numbers = non_empty(boxes);

@@ -4,6 +4,7 @@
 
 #include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/key_table_internal.h"
+#include "torch_dcp/plan/split_replicated_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
@@ -26,6 +27,7 @@ struct SharedItem {
   std::size_t first = 0;
   std::size_t holder_count = 0;
   std::int64_t byte_count = 0;
+  bool may_be_cut = false;
 };
 
 /// What each rank has been given so far.
@@ -58,8 +60,12 @@ bool is_at_same_offset(const Offer& a, const Offer& b) {
 
 class Dedup {
  public:
-  Dedup(std::vector<SavePlan> plans, bool to_lowest_rank)
-      : plans_(std::move(plans)), to_lowest_rank_(to_lowest_rank), loads_(plans_.size()), kept_(plans_.size()) {
+  Dedup(std::vector<SavePlan> plans, bool to_lowest_rank, std::int64_t split_bytes)
+      : plans_(std::move(plans)),
+        to_lowest_rank_(to_lowest_rank),
+        split_bytes_(split_bytes),
+        loads_(plans_.size()),
+        kept_(plans_.size()) {
     for (std::size_t rank = 0; rank < plans_.size(); ++rank) kept_[rank].resize(plans_[rank].items.size(), false);
   }
 
@@ -88,6 +94,7 @@ class Dedup {
     for (const SavePlan& plan : plans_) total += plan.items.size();
     offers_.reserve(total);
     KeyTable keys;
+    if (!plans_.empty()) keys.reserve(plans_[0].items.size());
     std::vector<Offer> firsts;
     for (std::uint32_t rank = 0; rank < plans_.size(); ++rank) {
       keys.rewind();
@@ -159,8 +166,13 @@ class Dedup {
     if (holder_end - begin == 1) {
       keep(offers_[begin], offers_[begin].byte_count);
     } else {
-      shared_.push_back({begin, holder_end - begin, offers_[begin].byte_count});
+      shared_.push_back({begin, holder_end - begin, offers_[begin].byte_count, may_be_cut(offers_[begin])});
     }
+  }
+
+  bool may_be_cut(const Offer& offer) const {
+    if (to_lowest_rank_ || split_bytes_ == 0 || offer.byte_count <= split_bytes_) return false;
+    return !c10::isQIntType(offer.write->properties.dtype);  // Each piece would need the quantizer of the whole.
   }
 
   bool check_same_chunk(const Offer& real, std::size_t begin, std::size_t end) {
@@ -181,22 +193,75 @@ class Dedup {
     if (byte_count == 0) ++loads_[offer.rank].weightless_count;
   }
 
-  /// Fewest holders first, since they leave the least choice; then the largest, whose place matters most.
+  /// Fewest holders first, since they leave the least choice; of these first what is not cut, since pieces fit in
+  /// anywhere; then the largest, whose place matters most.
   void place_shared_items() {
     std::stable_sort(shared_.begin(), shared_.end(), [](const SharedItem& a, const SharedItem& b) {
-      return a.holder_count != b.holder_count ? a.holder_count < b.holder_count : a.byte_count > b.byte_count;
+      if (a.holder_count != b.holder_count) return a.holder_count < b.holder_count;
+      if (a.may_be_cut != b.may_be_cut) return b.may_be_cut;
+      return a.byte_count > b.byte_count;
     });
-    for (const SharedItem& item : shared_) {
-      const auto begin = offers_.begin() + static_cast<std::ptrdiff_t>(item.first);
-      const auto end = begin + static_cast<std::ptrdiff_t>(item.holder_count);
-      // An object may differ between ranks, such as a counter: the lowest holder's counts, wherever the loads lie.
-      const bool takes_lowest = to_lowest_rank_ || !begin->write->is_tensor();
-      const auto writer = takes_lowest ? begin : std::min_element(begin, end, [&](const Offer& a, const Offer& b) {
-        const Load& x = loads_[a.rank];
-        const Load& y = loads_[b.rank];
-        return item.byte_count == 0 ? x.weightless_count < y.weightless_count : x.byte_count < y.byte_count;
+    for (auto item = shared_.begin(); item != shared_.end();) {
+      if (!item->may_be_cut) {
+        place_whole(*item++);
+        continue;
+      }
+      const auto end = std::find_if(item, shared_.end(), [&](const SharedItem& other) {
+        return !other.may_be_cut || other.holder_count != item->holder_count;
       });
-      keep(*writer, item.byte_count);
+      cut_items({item, end});
+      item = end;
+    }
+  }
+
+  void place_whole(const SharedItem& item) {
+    const auto begin = offers_.begin() + static_cast<std::ptrdiff_t>(item.first);
+    const auto end = begin + static_cast<std::ptrdiff_t>(item.holder_count);
+    // An object may differ between ranks, such as a counter: the lowest holder's counts, wherever the loads lie.
+    const bool takes_lowest = to_lowest_rank_ || !begin->write->is_tensor();
+    const auto writer = takes_lowest ? begin : std::min_element(begin, end, [&](const Offer& a, const Offer& b) {
+      const Load& x = loads_[a.rank];
+      const Load& y = loads_[b.rank];
+      return item.byte_count == 0 ? x.weightless_count < y.weightless_count : x.byte_count < y.byte_count;
+    });
+    keep(*writer, item.byte_count);
+  }
+
+  std::vector<std::uint32_t> holders_of(const SharedItem& item) const {
+    std::vector<std::uint32_t> ranks;
+    for (std::size_t i = 0; i < item.holder_count; ++i) ranks.push_back(offers_[item.first + i].rank);
+    return ranks;
+  }
+
+  /// \param items  With equally many holders each.
+  void cut_items(std::vector<SharedItem> items) {
+    std::vector<std::pair<std::vector<std::uint32_t>, SharedItem>> by_holders;
+    for (const SharedItem& item : items) by_holders.emplace_back(holders_of(item), item);
+    std::stable_sort(by_holders.begin(), by_holders.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (std::size_t begin = 0, end = 0; begin < by_holders.size(); begin = end) {
+      items.clear();
+      for (; end < by_holders.size() && by_holders[end].first == by_holders[begin].first; ++end) {
+        items.push_back(by_holders[end].second);
+      }
+      cut_items_of(by_holders[begin].first, items);
+    }
+  }
+
+  void cut_items_of(const std::vector<std::uint32_t>& holders, const std::vector<SharedItem>& items) {
+    std::vector<ReplicatedChunk> chunks;
+    for (const SharedItem& item : items) chunks.push_back({offers_[item.first].write->chunk, item.byte_count});
+    std::vector<std::int64_t> bytes;
+    for (const std::uint32_t rank : holders) bytes.push_back(loads_[rank].byte_count);
+    for (ReplicatedPiece& piece : split_replicated(chunks, bytes)) {
+      const Offer& offer = offers_[items[piece.chunk].first + piece.holder];
+      WriteItem& item = plans_[offer.rank].items[offer.item];
+      if (piece.box != item.chunk) {
+        item.type = WriteItemType::kShard;
+        item.index.offset = piece.box.offsets;
+        item.chunk = std::move(piece.box);
+      }
+      keep(offer, item.byte_size());
     }
   }
 
@@ -215,6 +280,7 @@ class Dedup {
 
   std::vector<SavePlan> plans_;
   bool to_lowest_rank_;
+  std::int64_t split_bytes_;
   std::vector<Load> loads_;
   std::vector<std::vector<bool>> kept_;
   std::vector<Offer> offers_;
@@ -225,8 +291,8 @@ class Dedup {
 
 }  // namespace
 
-std::vector<SavePlan> dedup_save_plans(std::vector<SavePlan> plans, bool to_lowest_rank) {
-  return Dedup(std::move(plans), to_lowest_rank).run();
+std::vector<SavePlan> dedup_save_plans(std::vector<SavePlan> plans, bool to_lowest_rank, std::int64_t split_bytes) {
+  return Dedup(std::move(plans), to_lowest_rank, split_bytes).run();
 }
 
 }  // namespace dcp

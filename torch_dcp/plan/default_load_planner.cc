@@ -1,12 +1,22 @@
 #include "torch_dcp/plan/default_load_planner.h"
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 #include "torch_dcp/plan/load_leaf_internal.h"
+#include "torch_dcp/plan/narrow_internal.h"
 #include "torch_dcp/state_dict/equal.h"
 #include "torch_dcp/tensor/quantized.h"
 
 namespace dcp {
+namespace {
+
+bool is_below(const Path& path, const Path& above) {
+  return path.size() > above.size() && std::equal(above.begin(), above.end(), path.begin());
+}
+
+}  // namespace
 
 DefaultLoadPlanner::DefaultLoadPlanner(LoadPlannerOptions options) : options_(options) {}
 DefaultLoadPlanner::~DefaultLoadPlanner() = default;
@@ -22,6 +32,7 @@ void DefaultLoadPlanner::set_up_leaves(StateDict& state, LeafPlaces leaves, cons
   state_ = &state;
   metadata_ = &metadata;
   leaves_ = std::move(leaves);
+  old_keys_.clear();
   report_ = {};
   views_ = {};
   tied_.clear();
@@ -29,31 +40,60 @@ void DefaultLoadPlanner::set_up_leaves(StateDict& state, LeafPlaces leaves, cons
   objects_ = {};
 }
 
+/// Those of earlier forms that are stored, and have wanted keys below them that are not.
+std::vector<const LeafPlace*> DefaultLoadPlanner::find_old_objects(const LeafPlaces& old) const {
+  const auto& stored = metadata_->state_dict_metadata;
+  std::vector<const LeafPlace*> objects;
+  FaultList faults;
+  for (const auto& [old_key, object] : old) {
+    if (leaves_.contains(old_key) || !stored.contains(old_key)) continue;
+    bool is_needed = false;
+    std::vector<std::pair<const std::string*, std::string>> others;  // keys below that are not to be loaded from there
+    for (const auto& [key, leaf] : leaves_) {
+      if (!is_below(leaf.path, object.path)) continue;
+      if (!is_wanted(key)) {
+        others.emplace_back(&key, "is not wanted");
+      } else if (const std::string& name = stored_key(key); name != key) {
+        others.emplace_back(&key, "is to be loaded from '" + name + "'");
+      } else {
+        is_needed = is_needed || !stored.contains(key);
+      }
+    }
+    if (!is_needed) continue;
+    if (others.empty()) objects.push_back(&object);
+    if (options_.partial) continue;  // What is missing then stays as it is.
+    for (const auto& [key, why] : others) {
+      faults.add(ErrorKind::kKey, *key,
+                 why + ", but the checkpoint has '" + old_key + "' as one object, of which other " +
+                     "keys are wanted: it can be loaded as a whole only");
+    }
+  }
+  faults.throw_if_any("the checkpoint does not fit the destination", DCP_WHERE);
+  return objects;
+}
+
 /// Up to PyTorch 2.3 a mapping without tensors was one object. Where keys are missing, and flattening so
 /// gives a key above them that is stored, that one is asked for in their place.
 void DefaultLoadPlanner::take_old_keys() {
   const auto& stored = metadata_->state_dict_metadata;
-  const bool has_all =
-      std::all_of(leaves_.begin(), leaves_.end(), [&](const auto& leaf) { return stored.contains(leaf.first); });
+  const bool has_all = std::all_of(leaves_.begin(), leaves_.end(), [&](const auto& leaf) {
+    return !is_wanted(leaf.first) || stored.contains(stored_key(leaf.first));
+  });
   if (has_all) return;
-  LeafPlaces old = find_leaves(*state_, FlattenRule::kUpTo2_3);
-  std::vector<const Path*> taken;
-  for (const auto& [key, leaf] : old) {
-    if (!leaves_.contains(key) && stored.contains(key)) taken.push_back(&leaf.path);
-  }
-  if (taken.empty()) return;
-  const auto is_below = [](const Path& path, const Path& above) {
-    return path.size() > above.size() && std::equal(above.begin(), above.end(), path.begin());
-  };
+  const LeafPlaces old = find_leaves(*state_, FlattenRule::kUpTo2_3);
+  const std::vector<const LeafPlace*> objects = find_old_objects(old);
+  if (objects.empty()) return;
   LeafPlaces merged;
   for (auto& [key, leaf] : leaves_) {
-    const auto above =
-        std::find_if(taken.begin(), taken.end(), [&](const Path* path) { return is_below(leaf.path, *path); });
-    if (above == taken.end()) {
+    const auto above = std::find_if(objects.begin(), objects.end(), [&, &leaf = leaf](const LeafPlace* object) {
+      return is_below(leaf.path, object->path);
+    });
+    if (above == objects.end()) {
       merged.insert(key, std::move(leaf));
     } else {
-      const std::string old_key = flat_key(**above);
-      merged.insert(old_key, *old.find(old_key));
+      const std::string old_key = flat_key((*above)->path);
+      old_keys_.insert(old_key);
+      merged.insert(old_key, **above);
     }
   }
   leaves_ = std::move(merged);
@@ -69,12 +109,33 @@ LoadPlan DefaultLoadPlanner::create_local_plan() {
   plan.items.reserve(leaves_.size());
   views_.reserve(leaves_.size());
   LeafLoader loader(options_, *metadata_, faults, report_, plan, views_, tied_);
-  for (const auto& [key, leaf] : leaves_) loader.add(key, *leaf.value);
-  for (const auto& entry : metadata_->state_dict_metadata) {
-    if (!leaves_.contains(entry.first)) report_.unexpected.push_back(entry.first);
+  for (const auto& [key, leaf] : leaves_) {
+    if (wants(key)) {
+      loader.add(key, name_in_checkpoint(key), *leaf.value);
+    } else {
+      report_.skipped.push_back(key);
+    }
   }
+  report_unexpected();
   faults.throw_if_any("the checkpoint does not fit the destination", DCP_WHERE);
   return plan;
+}
+
+void DefaultLoadPlanner::report_unexpected() {
+  // Only if keys are renamed or skipped, those asked for are others than those of the destinations.
+  const bool is_plain =
+      report_.skipped.empty() && std::all_of(leaves_.begin(), leaves_.end(), [this](const auto& leaf) {
+        const std::string& stored = name_in_checkpoint(leaf.first);
+        return &stored == &leaf.first || stored == leaf.first;
+      });
+  std::unordered_set<std::string_view> asked_for;
+  for (const auto& leaf : leaves_) {
+    if (!is_plain && wants(leaf.first)) asked_for.insert(name_in_checkpoint(leaf.first));
+  }
+  for (const auto& entry : metadata_->state_dict_metadata) {
+    const bool is_expected = is_plain ? leaves_.contains(entry.first) : asked_for.contains(entry.first);
+    if (!is_expected) report_.unexpected.push_back(entry.first);
+  }
 }
 
 std::vector<LoadPlan> DefaultLoadPlanner::create_global_plan(std::vector<LoadPlan> all_plans) { return all_plans; }
@@ -87,12 +148,7 @@ at::Tensor DefaultLoadPlanner::resolve_tensor(const ReadItem& item) {
   const auto ndim = static_cast<std::size_t>(view->dim());
   DCP_CHECK(item.dest_offsets.size() == ndim && item.lengths.size() == ndim, kInvalidArgument, "destination '",
             to_string(item.dest_index), "' has ", ndim, " dimensions, the item ", item.lengths.size());
-  at::Tensor region = *view;
-  for (std::size_t dim = 0; dim < ndim; ++dim) {
-    if (item.lengths[dim] == region.sizes()[dim]) continue;
-    region = region.narrow(static_cast<std::int64_t>(dim), item.dest_offsets[dim], item.lengths[dim]);
-  }
-  return region;
+  return narrow_to(*view, item.dest_offsets, item.lengths);
 }
 
 void DefaultLoadPlanner::commit_tensor(const ReadItem& item, const at::Tensor& tensor) {

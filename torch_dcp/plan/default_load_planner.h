@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "torch_dcp/plan/planner.h"
 #include "torch_dcp/state_dict/dtype_policy.h"
@@ -63,8 +64,26 @@ class DCP_API DefaultLoadPlanner : public LoadPlanner {
   /// the load, and stay where they are.
   void set_up_leaves(StateDict& state, LeafPlaces leaves, const Metadata& metadata, const LoadPlannerContext& context);
 
+  /// The destinations of this load; after `set_up`.
+  const LeafPlaces& leaves() const { return leaves_; }
+  /// Whether one of `leaves` stands for several destinations, which are one object under its key in the checkpoint.
+  bool is_old_key(const std::string& key) const { return old_keys_.contains(key); }
+  /// The key in the checkpoint of what the destination `key` is loaded from. The string lives until the next `set_up`.
+  ///
+  /// This and `is_wanted` are asked for keys of the present form alone, also where several of them turn out to be
+  /// stored as one object under an earlier form's key.
+  virtual const std::string& stored_key(const std::string& key) const { return key; }
+  /// Whether the destination is loaded at all; if not, it stays as it is and is reported as skipped.
+  virtual bool is_wanted(const std::string&) const { return true; }
+
  private:
+  std::vector<const LeafPlace*> find_old_objects(const LeafPlaces& old) const;
   void take_old_keys();
+  bool wants(const std::string& key) const { return old_keys_.contains(key) || is_wanted(key); }
+  const std::string& name_in_checkpoint(const std::string& key) const {
+    return old_keys_.contains(key) ? key : stored_key(key);
+  }
+  void report_unexpected();
 
   void check_tied() const;
   void refuse_emptied(const std::string& key, const Dict& destination);
@@ -74,6 +93,7 @@ class DCP_API DefaultLoadPlanner : public LoadPlanner {
   StateDict* state_ = nullptr;
   const Metadata* metadata_ = nullptr;
   LeafPlaces leaves_;
+  std::set<std::string, std::less<>> old_keys_;  ///< those of `leaves_` that are of an earlier form
   LoadReport report_;
   OrderedMap<MetadataIndex, at::Tensor, MetadataIndexHash> views_;
   std::vector<TiedView> tied_;
@@ -92,8 +112,9 @@ using MakeDestination = std::function<Value(const std::string& key, const Tensor
 /// `commit_objects`.
 class DCP_API RebuildLoadPlanner : public DefaultLoadPlanner {
  public:
-  /// \param keys  Flat keys, or dotted prefixes of them, to rebuild; empty for all. A name that
-  ///              matches nothing is kKey.
+  /// \param keys  Flat keys, or dotted prefixes of them, to rebuild; empty for all. In a name, `*` stands for any
+  ///              characters, dots too, and `?` for one: `*.weight`, `layers.?.bias`. A name that matches nothing is
+  ///              kKey; a key that has such a character itself is selected by its own name, and what is like it too.
   /// \param make_destination  Called in `set_up` once all has been checked; whole tensors on CPU if empty.
   explicit RebuildLoadPlanner(std::set<std::string> keys = {}, MakeDestination make_destination = {});
   ~RebuildLoadPlanner() override;

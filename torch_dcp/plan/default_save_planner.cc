@@ -1,8 +1,13 @@
 #include "torch_dcp/plan/default_save_planner.h"
 
+#include <typeinfo>
+#include <utility>
+
+#include "torch_dcp/base/byte_codec.h"
 #include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/plan/dedup.h"
 #include "torch_dcp/plan/key_table_internal.h"
+#include "torch_dcp/plan/narrow_internal.h"
 #include "torch_dcp/plan/validate.h"
 #include "torch_dcp/plan/write_items.h"
 
@@ -11,23 +16,25 @@ namespace {
 
 using Paths = OrderedMap<std::string, Path>;
 
-/// All ranks' paths, in order of first appearance.
-std::optional<Paths> merge_planner_data(const std::vector<SavePlan>& plans) {
+/// All ranks' paths, in order of first appearance; takes them out of the plans.
+std::optional<Paths> take_planner_data(std::vector<SavePlan>& plans) {
+  if (plans.size() == 1) return std::exchange(plans[0].planner_data, std::nullopt);
   KeyTable keys;
-  std::vector<std::pair<const std::string*, const Path*>> merged;
+  std::vector<Paths::value_type*> merged;
   FaultList faults;
   bool has_paths = false;
-  for (const SavePlan& plan : plans) {
+  for (SavePlan& plan : plans) {
     if (!plan.planner_data) continue;
+    if (!has_paths) keys.reserve(plan.planner_data->size());
     has_paths = true;
     keys.rewind();
-    for (const auto& [key, path] : *plan.planner_data) {
-      const KeyTable::Place place = keys.add(key);
+    for (Paths::value_type& entry : *plan.planner_data) {
+      const KeyTable::Place place = keys.add(entry.first);
       if (place.is_new) {
-        merged.emplace_back(&key, &path);
-      } else if (*merged[place.number].second != path) {
-        faults.add(ErrorKind::kKey, key,
-                   "ranks have it at " + describe(*merged[place.number].second) + " and at " + describe(path));
+        merged.push_back(&entry);
+      } else if (merged[place.number]->second != entry.second) {
+        faults.add(ErrorKind::kKey, entry.first,
+                   "ranks have it at " + describe(merged[place.number]->second) + " and at " + describe(entry.second));
       }
     }
   }
@@ -35,7 +42,8 @@ std::optional<Paths> merge_planner_data(const std::vector<SavePlan>& plans) {
   if (!has_paths) return std::nullopt;
   Paths paths;
   paths.reserve(merged.size());
-  for (const auto& [key, path] : merged) paths.insert(*key, *path);
+  for (Paths::value_type* entry : merged) paths.insert(std::move(entry->first), std::move(entry->second));
+  for (SavePlan& plan : plans) plan.planner_data.reset();
   return paths;
 }
 
@@ -48,6 +56,7 @@ struct KeyNumbers {
 
 KeyNumbers number_keys(const std::vector<SavePlan>& plans) {
   KeyNumbers numbers;
+  if (!plans.empty()) numbers.keys.reserve(plans[0].items.size());
   for (const SavePlan& plan : plans) {
     numbers.keys.rewind();
     for (const WriteItem& item : plan.items) {
@@ -91,9 +100,31 @@ OrderedMap<std::string, StorageMetadata> gather_chunks(std::vector<SavePlan>& pl
   return result;
 }
 
+/// The part of a leaf that an item stands for which is no whole chunk of it; nothing if there is no such part.
+std::optional<at::Tensor> find_piece(const Value& leaf, const Box& piece) {
+  if (!leaf.is_tensor_like()) return std::nullopt;
+  for (const LocalChunk& chunk : local_chunks(leaf.as_tensor_like())) {
+    if (!chunk.box.contains(piece)) continue;
+    Sizes offsets = piece.offsets;
+    for (std::size_t dim = 0; dim < offsets.size(); ++dim) offsets[dim] -= chunk.box.offsets[dim];
+    return narrow_to(chunk.view, offsets, piece.sizes);
+  }
+  return std::nullopt;
+}
+
+void put_numbers(ByteWriter& out, c10::IntArrayRef numbers) {
+  out.u64(numbers.size());
+  for (const std::int64_t number : numbers) out.i64(number);
+}
+
 }  // namespace
 
-DefaultSavePlanner::DefaultSavePlanner(SavePlannerOptions options) : options_(options) {}
+DefaultSavePlanner::DefaultSavePlanner(SavePlannerOptions options) : options_(options) {
+  DCP_CHECK(options_.split_replicated_bytes >= 0, kInvalidArgument, "split_replicated_bytes is ",
+            options_.split_replicated_bytes);
+  DCP_CHECK(options_.split_replicated_bytes == 0 || !options_.dedup_save_to_lowest_rank, kInvalidArgument,
+            "split_replicated_bytes shares what dedup_save_to_lowest_rank gives to one rank: only one can be set");
+}
 DefaultSavePlanner::~DefaultSavePlanner() = default;
 
 void DefaultSavePlanner::set_up(const StateDict& state, const SavePlannerContext& context) {
@@ -120,9 +151,9 @@ SavePlan DefaultSavePlanner::create_local_plan() {
 
 std::pair<std::vector<SavePlan>, Metadata> DefaultSavePlanner::create_global_plan(std::vector<SavePlan> all_plans) {
   Metadata metadata;
-  metadata.planner_data = merge_planner_data(all_plans);
-  for (SavePlan& plan : all_plans) plan.planner_data.reset();
-  std::vector<SavePlan> plans = dedup_save_plans(std::move(all_plans), options_.dedup_save_to_lowest_rank);
+  metadata.planner_data = take_planner_data(all_plans);
+  std::vector<SavePlan> plans =
+      dedup_save_plans(std::move(all_plans), options_.dedup_save_to_lowest_rank, options_.split_replicated_bytes);
   metadata.state_dict_metadata = gather_chunks(plans);
   metadata.storage_meta = context_.storage_meta;
   metadata.version = "1.0.0";
@@ -136,14 +167,42 @@ SavePlan DefaultSavePlanner::finish_plan(SavePlan plan) { return plan; }
 
 at::Tensor DefaultSavePlanner::resolve_tensor(const WriteItem& item) const {
   const at::Tensor* view = views_.find(item.index);
-  DCP_CHECK(view != nullptr, kKey, "no tensor '", to_string(item.index), "' in the state dict that is being saved");
-  return *view;
+  if (view != nullptr && view->sizes() == c10::IntArrayRef(item.chunk.sizes)) return *view;
+  if (const LeafPlace* leaf = leaves_.find(item.index.fqn)) {
+    if (const auto piece = find_piece(*leaf->value, item.chunk)) return *piece;
+  }
+  DCP_THROW(kKey, "no tensor '", to_string(item.index), "' of sizes ", to_string(c10::IntArrayRef(item.chunk.sizes)),
+            " in the state dict that is being saved");
 }
 
 const Value& DefaultSavePlanner::resolve_object(const WriteItem& item) const {
   const LeafPlace* leaf = leaves_.find(item.index.fqn);
   DCP_CHECK(leaf != nullptr, kKey, "no object '", item.index.fqn, "' in the state dict that is being saved");
   return *leaf->value;
+}
+
+std::optional<Bytes> DefaultSavePlanner::fingerprint() const {
+  if (typeid(*this) != typeid(DefaultSavePlanner)) return std::nullopt;
+  return default_fingerprint();
+}
+
+Bytes DefaultSavePlanner::default_fingerprint() const {
+  ByteWriter out;
+  out.text(typeid(*this).name());
+  out.u8(static_cast<std::uint8_t>(options_.flatten));
+  out.boolean(options_.dedup_save_to_lowest_rank);
+  out.i64(options_.split_replicated_bytes);
+  for (const auto& [index, view] : views_) {
+    out.u8(static_cast<std::uint8_t>(view.device().type()));
+    put_numbers(out, view.strides());
+  }
+  for (const auto& [key, leaf] : leaves_) {
+    const auto* tensor = std::get_if<DTensor>(&leaf.value->storage());
+    if (tensor == nullptr) continue;
+    put_numbers(out, tensor->mesh().shape());
+    for (const Placement& placement : tensor->placements()) out.text(to_string(placement));
+  }
+  return std::move(out).take();
 }
 
 }  // namespace dcp

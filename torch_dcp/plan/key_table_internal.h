@@ -1,10 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <vector>
+
+#include "torch_dcp/base/ordered_map.h"
 
 namespace dcp {
 
@@ -20,24 +21,26 @@ class KeyTable {
   };
 
   Place add(const std::string& key) {
-    for (std::uint32_t guess = last_; guess < keys_.size() && guess <= last_ + 1; ++guess) {
-      if (keys_[guess] == key) return {last_ = guess, false};
+    for (std::uint32_t guess = last_; guess < size() && guess <= last_ + 1; ++guess) {
+      if (this->key(guess) == key) return {last_ = guess, false};
     }
-    const auto [it, is_new] = numbers_.try_emplace(key, static_cast<std::uint32_t>(keys_.size()));
-    if (is_new) keys_.push_back(key);
-    last_ = it->second;
-    return {last_, is_new};
+    const std::size_t size_before = size();
+    std::uint32_t& number = numbers_[key];
+    const bool is_new = size() > size_before;
+    if (is_new) number = static_cast<std::uint32_t>(size_before);
+    return {last_ = number, is_new};
   }
+
+  void reserve(std::size_t count) { numbers_.reserve(count); }
 
   /// Makes the first key the next guess, for another rank's list.
   void rewind() { last_ = 0; }
 
-  std::size_t size() const { return keys_.size(); }
-  std::string_view key(std::uint32_t number) const { return keys_[number]; }
+  std::size_t size() const { return numbers_.size(); }
+  std::string_view key(std::uint32_t number) const { return (numbers_.begin() + number)->first; }
 
  private:
-  std::vector<std::string_view> keys_;
-  std::unordered_map<std::string_view, std::uint32_t> numbers_;
+  OrderedMap<std::string_view, std::uint32_t> numbers_;
   std::uint32_t last_ = 0;
 };
 

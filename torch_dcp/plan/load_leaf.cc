@@ -38,8 +38,13 @@ bool is_empty_dict(const Value& value) { return value.is_dict() && value.as_dict
 
 }  // namespace
 
-void LeafLoader::add(const std::string& key, const Value& destination) {
-  const StorageMetadata* stored = metadata_.state_dict_metadata.find(key);
+void LeafLoader::add_fault(ErrorKind kind, const std::string& key, const std::string& what) {
+  faults_.add(kind, key, *stored_key_ == key ? what : what + " (it is to be loaded from '" + *stored_key_ + "')");
+}
+
+void LeafLoader::add(const std::string& key, const std::string& stored_key, const Value& destination) {
+  stored_key_ = &stored_key;
+  const StorageMetadata* stored = metadata_.state_dict_metadata.find(stored_key);
   if (stored == nullptr) {
     // Python drops empty dicts when it saves, so that there is nothing to find.
     if (!is_empty_dict(destination)) add_missing(key);
@@ -49,30 +54,29 @@ void LeafLoader::add(const std::string& key, const Value& destination) {
   if (tensor == nullptr) {
     add_object(key, destination);
   } else if (!destination.is_tensor_like()) {
-    faults_.add(
-        ErrorKind::kType, key,
-        "a tensor of size " + spell(tensor->size) + " is stored, the destination is a " + kind_name(destination));
+    add_fault(ErrorKind::kType, key,
+              "a tensor of size " + spell(tensor->size) + " is stored, the destination is a " + kind_name(destination));
   } else {
     try {
       add_tensor(key, destination, *tensor);
     } catch (const Error& error) {  // Such as a destination without memory; named together with all others.
-      faults_.add(error.kind(), key, error.what_without_backtrace());
+      add_fault(error.kind(), key, error.what_without_backtrace());
     }
   }
 }
 
 void LeafLoader::add_missing(const std::string& key) {
   report_.missing.push_back(key);
-  if (!options_.partial) faults_.add(ErrorKind::kKey, key, "missing in the checkpoint" + hint_for_missing(key));
+  if (!options_.partial) add_fault(ErrorKind::kKey, key, "missing in the checkpoint" + hint_for_missing(*stored_key_));
 }
 
-std::string LeafLoader::hint_for_missing(const std::string& key) {
+std::string LeafLoader::hint_for_missing(const std::string& stored_key) {
   if (!sorted_keys_) {
     sorted_keys_.emplace();
     for (const auto& entry : metadata_.state_dict_metadata) sorted_keys_->push_back(entry.first);
     std::sort(sorted_keys_->begin(), sorted_keys_->end());
   }
-  const std::string prefix = key + ".";
+  const std::string prefix = stored_key + ".";
   std::string children;
   std::size_t child_count = 0;
   for (auto it = std::lower_bound(sorted_keys_->begin(), sorted_keys_->end(), std::string_view(prefix));
@@ -83,10 +87,11 @@ std::string LeafLoader::hint_for_missing(const std::string& key) {
     return ", where it is stored as " + std::to_string(child_count) + (child_count == 1 ? " child:" : " children:") +
            children + (child_count > 3 ? ", ..." : "");
   }
-  for (std::size_t dot = key.rfind('.'); dot != std::string::npos && dot > 0; dot = key.rfind('.', dot - 1)) {
-    const StorageMetadata* parent = metadata_.state_dict_metadata.find(key.substr(0, dot));
+  for (std::size_t dot = stored_key.rfind('.'); dot != std::string::npos && dot > 0;
+       dot = stored_key.rfind('.', dot - 1)) {
+    const StorageMetadata* parent = metadata_.state_dict_metadata.find(stored_key.substr(0, dot));
     if (parent == nullptr) continue;
-    return ", where '" + key.substr(0, dot) + "' is stored as one " +
+    return ", where '" + stored_key.substr(0, dot) + "' is stored as one " +
            (std::holds_alternative<BytesStorageMetadata>(*parent) ? "object" : "tensor");
   }
   return "";
@@ -94,21 +99,20 @@ std::string LeafLoader::hint_for_missing(const std::string& key) {
 
 void LeafLoader::add_object(const std::string& key, const Value& destination) {
   if (destination.is_tensor_like() || destination.kind() == ValueKind::kStateful) {
-    faults_.add(ErrorKind::kType, key, "an object is stored, the destination is a " + kind_name(destination));
+    add_fault(ErrorKind::kType, key, "an object is stored, the destination is a " + kind_name(destination));
     return;
   }
   ReadItem item;
   item.dest_index.fqn = key;
-  item.storage_index.fqn = key;
-  if (check_stored(item.storage_index)) plan_.items.push_back(std::move(item));
+  item.storage_index.fqn = *stored_key_;
+  if (check_stored(key, item.storage_index)) plan_.items.push_back(std::move(item));
 }
 
 void LeafLoader::add_tensor(const std::string& key, const Value& destination, const TensorStorageMetadata& stored) {
   const TensorLike tensor = destination.as_tensor_like();
   const Sizes size = global_sizes(tensor);
   if (size != stored.size) {
-    faults_.add(ErrorKind::kShape, key,
-                "stored size " + spell(stored.size) + ", size of the destination " + spell(size));
+    add_fault(ErrorKind::kShape, key, "stored size " + spell(stored.size) + ", size of the destination " + spell(size));
     return;
   }
   std::vector<LocalChunk> chunks = local_chunks(tensor);
@@ -118,20 +122,22 @@ void LeafLoader::add_tensor(const std::string& key, const Value& destination, co
   for (const LocalChunk& chunk : chunks) {
     wanted.push_back(chunk.box);
     if (has_shared_elements(chunk.view)) {
-      faults_.add(ErrorKind::kInvalidArgument, key,
-                  "the destination is expanded: several of its elements are one in memory");
+      add_fault(ErrorKind::kInvalidArgument, key,
+                "the destination is expanded: several of its elements are one in memory");
       return;
     }
   }
   const ChunkCheck check = check_chunks(stored);
   if (check.fault) {
-    faults_.add(ErrorKind::kCorruptData, key, *check.fault);
+    add_fault(ErrorKind::kCorruptData, key, *check.fault);
     return;
   }
   std::vector<ReadItem> items = create_read_items(key, stored, wanted);
   if (!check.covers_all() && !options_.allow_uncovered) check_coverage(key, stored, wanted, items);
+  const bool is_renamed = *stored_key_ != key;
   for (ReadItem& item : items) {
-    if (check_stored(item.storage_index)) plan_.items.push_back(std::move(item));
+    if (is_renamed) item.storage_index.fqn = *stored_key_;
+    if (check_stored(key, item.storage_index)) plan_.items.push_back(std::move(item));
   }
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (wanted[i].empty()) continue;  // Read by nobody, and it may share its offset with a real one.
@@ -170,10 +176,10 @@ bool LeafLoader::check_newer_dtype(const std::string& key, const TensorPropertie
     report_.converted.push_back({key, dtype_name(stored), dtype_name(wanted)});
     return true;
   }
-  faults_.add(ErrorKind::kUnsupported, key,
-              "stored dtype " + dtype_name(stored) +
-                  ", which this LibTorch lacks; `missing_dtypes_as_bits` loads it into " + dtype_name(stored.dtype) +
-                  ", and the destination is of " + dtype_name(wanted));
+  add_fault(ErrorKind::kUnsupported, key,
+            "stored dtype " + dtype_name(stored) +
+                ", which this LibTorch lacks; `missing_dtypes_as_bits` loads it into " + dtype_name(stored.dtype) +
+                ", and the destination is of " + dtype_name(wanted));
   return false;
 }
 
@@ -185,9 +191,9 @@ bool LeafLoader::check_dtype(const std::string& key, const TensorProperties& sto
     report_.converted.push_back({key, dtype_name(stored), dtype_name(wanted)});
     return true;
   }
-  faults_.add(ErrorKind::kType, key,
-              "stored dtype " + dtype_name(stored) + ", dtype of the destination " + dtype_name(wanted) +
-                  ", which the policy '" + policy_name(options_.dtype_policy) + "' does not convert");
+  add_fault(ErrorKind::kType, key,
+            "stored dtype " + dtype_name(stored) + ", dtype of the destination " + dtype_name(wanted) +
+                ", which the policy '" + policy_name(options_.dtype_policy) + "' does not convert");
   return false;
 }
 
@@ -200,17 +206,16 @@ void LeafLoader::check_coverage(const std::string& key, const TensorStorageMetad
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     if (covered[i] == wanted[i].numel()) continue;
     const auto hole = find_uncovered(wanted[i], stored.chunks);
-    faults_.add(ErrorKind::kCorruptData, key,
-                "stored chunks hold " + std::to_string(covered[i]) + " of the " + std::to_string(wanted[i].numel()) +
-                    " elements of " + to_string(wanted[i]) + " that this rank wants" +
-                    (hole ? "; none holds " + to_string(*hole) : ""));
+    add_fault(ErrorKind::kCorruptData, key,
+              "stored chunks hold " + std::to_string(covered[i]) + " of the " + std::to_string(wanted[i].numel()) +
+                  " elements of " + to_string(wanted[i]) + " that this rank wants" +
+                  (hole ? "; none holds " + to_string(*hole) : ""));
   }
 }
 
-bool LeafLoader::check_stored(const MetadataIndex& index) {
+bool LeafLoader::check_stored(const std::string& key, const MetadataIndex& index) {
   if (metadata_.storage_data.contains(index)) return true;
-  faults_.add(ErrorKind::kCorruptData, index.fqn,
-              "the metadata does not say where '" + to_string(index) + "' is stored");
+  add_fault(ErrorKind::kCorruptData, key, "the metadata does not say where '" + to_string(index) + "' is stored");
   return false;
 }
 

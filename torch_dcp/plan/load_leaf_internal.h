@@ -43,9 +43,12 @@ class LeafLoader {
         views_(views),
         tied_(tied) {}
 
-  void add(const std::string& key, const Value& destination);
+  /// \param stored_key  What the checkpoint has for the destination `key`.
+  void add(const std::string& key, const std::string& stored_key, const Value& destination);
 
  private:
+  /// Notes a fault of the destination that is being added.
+  void add_fault(ErrorKind kind, const std::string& key, const std::string& what);
   void add_missing(const std::string& key);
   void add_tensor(const std::string& key, const Value& destination, const TensorStorageMetadata& stored);
   void add_object(const std::string& key, const Value& destination);
@@ -55,9 +58,9 @@ class LeafLoader {
   bool check_dtype(const std::string& key, const TensorProperties& stored, c10::ScalarType wanted);
   void check_coverage(const std::string& key, const TensorStorageMetadata& stored, const std::vector<Box>& wanted,
                       const std::vector<ReadItem>& items);
-  bool check_stored(const MetadataIndex& index);
+  bool check_stored(const std::string& key, const MetadataIndex& index);
   /// Says where else the data of a key that is not stored may be; empty if nowhere.
-  std::string hint_for_missing(const std::string& key);
+  std::string hint_for_missing(const std::string& stored_key);
 
   const LoadPlannerOptions& options_;
   const Metadata& metadata_;
@@ -66,6 +69,7 @@ class LeafLoader {
   LoadPlan& plan_;
   ChunkViews& views_;
   std::vector<TiedView>& tied_;
+  const std::string* stored_key_ = nullptr;  ///< of the destination that is being added
   /// By their first byte: a view that is read into, as its number in `views_`; and those that share it with another
   /// shape.
   OrderedMap<const void*, std::size_t> owners_;

@@ -57,6 +57,9 @@ struct WriteResult {
   MetadataIndex index;
   std::int64_t size_in_bytes = 0;  ///< of the item in storage
   StorageInfo storage;
+  /// Of a tensor's elements: the CRC-32 of each block, as large as the storage writer makes them, for its `finish`; may
+  /// be empty.
+  std::vector<std::uint32_t> block_sums = {};
 };
 
 }  // namespace dcp

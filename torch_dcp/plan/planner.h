@@ -2,10 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "torch_dcp/base/bytes.h"
 #include "torch_dcp/plan/metadata.h"
 #include "torch_dcp/plan/plan.h"
 #include "torch_dcp/state_dict/load_report.h"
@@ -30,6 +32,10 @@ struct SavePlannerContext {
 ///   every rank    finish_plan (its part), then resolve_tensor / resolve_object for each item,
 ///                 from several threads at once
 ///
+/// With `SaveOptions::plan_cache` create_global_plan is left out where an earlier one's result still holds; with
+/// `SaveOptions::check_replicas` resolve_tensor and resolve_object are also asked for items of the local plan, after
+/// create_local_plan.
+///
 /// One planner serves one save at a time; after an error `set_up` starts anew.
 class DCP_API SavePlanner {
  public:
@@ -53,6 +59,11 @@ class DCP_API SavePlanner {
 
   /// The value of an object item.
   virtual const Value& resolve_object(const WriteItem& item) const = 0;
+
+  /// All but the local plans that the global plan depends on, such as options, as bytes to be compared; asked for after
+  /// create_local_plan. A global plan is used again while these and the local plans of all ranks are the same ones.
+  /// Nothing: it never is.
+  virtual std::optional<Bytes> fingerprint() const { return std::nullopt; }
 };
 
 struct LoadPlannerContext {

@@ -8,6 +8,7 @@
 #include "torch_dcp/base/fault_list.h"
 #include "torch_dcp/base/limits.h"
 #include "torch_dcp/plan/default_load_planner.h"
+#include "torch_dcp/plan/key_pattern_internal.h"
 #include "torch_dcp/plan/validate.h"
 #include "torch_dcp/tensor/dtype.h"
 #include "torch_dcp/tensor/quantized.h"
@@ -27,7 +28,10 @@ using PlannedLeaves = OrderedMap<std::string, Planned>;
 class Selection {
  public:
   explicit Selection(const std::set<std::string>& names) : names_(names) {
-    for (const std::string& name : names) longest_ = std::max(longest_, name.size());
+    for (const std::string& name : names) {
+      longest_ = std::max(longest_, name.size());
+      if (KeyPattern::is_pattern(name)) patterns_.emplace_back(name, KeyPattern(name));
+    }
   }
 
   bool takes(const std::string& key, const Path& path) {
@@ -40,8 +44,13 @@ class Selection {
     std::string prefix;
     for (const PathItem& item : path) {
       prefix += (&item == path.data() ? "" : ".") + to_string(item);
-      if (prefix.size() > longest_) break;
+      if (prefix.size() > longest_ && patterns_.empty()) break;
       is_taken |= use(prefix);
+    }
+    for (const auto& [name, pattern] : patterns_) {
+      if (!pattern.selects(key) && !pattern.selects(prefix)) continue;
+      used_.insert(name);
+      is_taken = true;
     }
     return is_taken;
   }
@@ -49,8 +58,10 @@ class Selection {
   void check_all_used() const {
     FaultList faults;
     for (const std::string& name : names_) {
-      if (!used_.contains(name))
-        faults.add(ErrorKind::kKey, name, "neither a key nor a prefix of one in the checkpoint");
+      if (used_.contains(name)) continue;
+      faults.add(ErrorKind::kKey, name,
+                 KeyPattern::is_pattern(name) ? "no key in the checkpoint, nor a prefix of one, is like it"
+                                              : "neither a key nor a prefix of one in the checkpoint");
     }
     faults.throw_if_any("cannot rebuild what was asked for", DCP_WHERE);
   }
@@ -63,6 +74,7 @@ class Selection {
   }
 
   const std::set<std::string>& names_;
+  std::vector<std::pair<std::string, KeyPattern>> patterns_;
   std::size_t longest_ = 0;
   std::set<std::string> used_;
 };

@@ -36,7 +36,7 @@ class Encoder {
     number(is_new ? 0 : it->second);
     if (!is_new) return;
     number(text.size());
-    for (char c : text) out_.u8(static_cast<std::uint8_t>(c));
+    out_.raw(as_bytes(text));
   }
 
   void sizes(const Sizes& sizes) {
@@ -85,11 +85,7 @@ class Decoder {
       DCP_CHECK(known <= texts_.size(), kCorruptData, "message names string ", known, " of ", texts_.size());
       return texts_[known - 1];
     }
-    std::string text;
-    const std::size_t length = count("characters");
-    text.reserve(length);
-    for (std::size_t i = 0; i < length; ++i) text.push_back(static_cast<char>(in_.u8()));
-    texts_.push_back(std::move(text));
+    texts_.emplace_back(as_text(in_.raw(count("characters"))));
     return texts_.back();
   }
 
@@ -341,6 +337,8 @@ void encode(ByteWriter& bytes, const WriteResult& result) {
   put(out, result.index);
   out.integer(result.size_in_bytes);
   put(out, result.storage);
+  out.number(result.block_sums.size());
+  for (const std::uint32_t sum : result.block_sums) out.number(sum);
 }
 
 void decode(ByteReader& bytes, WriteResult& result) {
@@ -348,6 +346,12 @@ void decode(ByteReader& bytes, WriteResult& result) {
   get(in, result.index);
   result.size_in_bytes = in.integer();
   get(in, result.storage);
+  result.block_sums.resize(in.count("sums"));
+  for (std::uint32_t& sum : result.block_sums) {
+    const std::uint64_t value = in.number();
+    DCP_CHECK(value <= UINT32_MAX, kCorruptData, "message has a sum of more than 32 bits");
+    sum = static_cast<std::uint32_t>(value);
+  }
 }
 
 void encode(ByteWriter& bytes, const Metadata& metadata) {

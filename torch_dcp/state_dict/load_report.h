@@ -20,6 +20,7 @@ struct LoadReport {
   std::vector<std::string> missing;     ///< asked for, not stored (only with `partial`: else an error)
   std::vector<std::string> unexpected;  ///< stored, not asked for
   std::vector<DtypeConversion> converted;
+  std::vector<std::string> skipped;  ///< left as they are because the planner does not want them
 };
 
 }  // namespace dcp

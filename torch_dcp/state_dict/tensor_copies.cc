@@ -65,13 +65,18 @@ void TensorCopies::add(at::Tensor destination, at::Tensor source) {
   if (!is_same_memory(destination, source)) copies_.emplace_back(std::move(destination), std::move(source));
 }
 
-void TensorCopies::apply(bool non_blocking) {
+void TensorCopies::prepare() {
   const c10::NoGradGuard no_grad;
   MemoryRanges written;
   for (const auto& [destination, source] : copies_) written.add(destination);
   for (auto& [destination, source] : copies_) {
     if (written.overlaps(source)) source = source.clone();
   }
+}
+
+void TensorCopies::apply(bool non_blocking) {
+  const c10::NoGradGuard no_grad;
+  prepare();
   for (auto& [destination, source] : copies_) destination.copy_(source, non_blocking);
   copies_.clear();
 }

@@ -35,7 +35,9 @@ class DCP_API TensorCopies {
  public:
   /// \pre Sizes are equal.
   void add(at::Tensor destination, at::Tensor source);
-  /// Autograd sees none of it.
+  /// Reads the sources that lie in memory to be written, so that `apply` allocates nothing more.
+  void prepare();
+  /// Prepares, and copies. Autograd sees none of it.
   ///
   /// \param non_blocking  Copies between devices may still run when this returns, as `Tensor::copy_` says.
   void apply(bool non_blocking = false);

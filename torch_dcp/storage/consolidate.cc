@@ -87,8 +87,8 @@ class PieceReader {
     item.data_bytes = info.length;
     Sizes begin = overlap.offsets;
     for (std::size_t d = 0; d < begin.size(); ++d) begin[d] -= stored.offsets[d];
-    read_tensor_region(opened->file(), info.offset, item, begin, overlap.sizes, destination, /*verify_checksum=*/false,
-                       buffer_bytes_);
+    read_tensor_region(opened->file(), info.offset, item, begin, overlap.sizes, destination,
+                       {.verify_checksum = false, .copy_bytes = buffer_bytes_});
   }
 
   SafetensorsFolder& folder_;

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch_dcp/base/limits.h"
@@ -13,14 +15,36 @@
 
 namespace dcp {
 
+struct BlockSums;
 struct ItemBytes;
+struct ItemSums;
 struct SideFile;
+struct TensorItem;
 class TensorItemForms;
+
+/// What is checked of a slice of a tensor, with the sums of blocks of 1 MiB that this library's saves put into the side
+/// file. Where there are none (saves without collectives, and Python's, have no such file), nothing is.
+enum class VerifySlices : std::uint8_t {
+  kOff,
+  /// Blocks that the slice has whole, so that nothing else is read for it.
+  kCoveredBlocks,
+  /// Every block of which the slice has a part; up to a block more is read at either end, and for many small rows all
+  /// that is between them; each of several slices of one item reads its blocks for itself. Takes a block of memory
+  /// (1 MiB, 64 at most) for each thread.
+  kWholeBlocks,
+};
 
 struct FileSystemReaderOptions {
   std::size_t thread_count = 1;  ///< reading threads of each rank; several may share a file
-  /// Checks the CRC-32 of every item that is read whole. (A slice of an item is read without the rest of it.)
+  /// Checks the CRC-32 of every item that is read whole, and slices as `verify_slices` says.
   bool verify_checksums = true;
+  VerifySlices verify_slices = VerifySlices::kCoveredBlocks;
+  /// Bytes between two wanted ranges of a file that are read along, so that one call brings both: of a slice of an
+  /// item, and of items of up to 16 KiB that lie close together. A page by default: a call costs about as much as
+  /// copying it, and a cold medium gives no less. More is better where a call is slow, as over a network. Ranges of a
+  /// slice of more than a quarter of this are only joined over holes of up to 1 / 32 of their size. 0: nothing is read
+  /// along.
+  std::size_t merge_hole_bytes = 4096;
   /// Reads files of the checkpoint that are symbolic links too, wherever they point to. (The directory itself may
   /// always be one.) Only for checkpoints whose author is trusted: a link may name any file of this machine.
   bool follow_links = false;
@@ -72,9 +96,11 @@ class DCP_API FileSystemReader : public StorageReader {
   ///
   /// \param index    With the chunk's number, else the chunk is looked for.
   /// \param on_read  Told how many bytes have been read since the last call; may be empty.
+  /// \param sums     Those that it has of the item must make the item's CRC-32; may be null.
   /// \returns The type of an object that this library keeps without understanding it, else an empty text.
   /// \throws dcp::Error kCorruptData, kUnsupported, kIo.
-  std::string verify_item(const MetadataIndex& index, const std::function<void(std::int64_t)>& on_read = {});
+  std::string verify_item(const MetadataIndex& index, const std::function<void(std::int64_t)>& on_read = {},
+                          const BlockSums* sums = nullptr);
 
   /// The bytes of one object item, transforms undone.
   Bytes read_item(const StorageInfo& info);
@@ -83,6 +109,8 @@ class DCP_API FileSystemReader : public StorageReader {
   struct StoredTensor;
   struct ReadTask;
   struct Opened;
+  /// An item and where it is stored, if the metadata say that.
+  using PlacedItem = std::pair<const StorageInfo*, const ReadItem*>;
 
   std::string file(const std::string& name) const { return join_path(path_, name); }
   Links links() const { return options_.follow_links ? Links::kFollow : Links::kRefuse; }
@@ -91,8 +119,15 @@ class DCP_API FileSystemReader : public StorageReader {
   Metadata read_metadata_file(const std::string& name);
   /// The open data file of an item, after a check that it holds all of the item. From any thread.
   std::shared_ptr<const RandomAccessFile> data_file(const StorageInfo& info);
+  void check_is_inside(const RandomAccessFile& data, const StorageInfo& info) const;
+  std::int64_t hole_bytes() const;
+  /// The same file for the check, which reads small items that lie close together at once.
+  std::shared_ptr<const RandomAccessFile> data_file_for_check(const StorageInfo& info);
+  /// What the check reads of the plan's items, by file.
+  void expect_check_of(const std::vector<PlacedItem>& items);
+  Bytes read_item(std::shared_ptr<const RandomAccessFile> file, const StorageInfo& info);
   /// The plan's items by file and position, so that a disk reads forward and files are opened one by one.
-  std::vector<const ReadItem*> in_file_order(const LoadPlan& plan) const;
+  std::vector<PlacedItem> in_file_order(const LoadPlan& plan) const;
   const StorageInfo& storage_info(const MetadataIndex& index) const;
   void check_object(const ReadItem& item, LoadPlanner& planner);
   void check_tensor(const ReadItem& item);
@@ -101,6 +136,14 @@ class DCP_API FileSystemReader : public StorageReader {
   /// \param forms  Makes it faster where many items are alike; may be null.
   StoredTensor open_tensor(const MetadataIndex& index, const StorageInfo& info, const ItemBytes& bytes,
                            TensorItemForms* forms);
+  /// What can be wrong with a part of an item; found out before anything is changed.
+  void check_region(const ReadItem& item, const TensorItem& stored);
+  /// Whether the item is a slice that sums may be of use for.
+  bool may_check_slice(const ReadItem& item, const TensorItem& stored) const;
+  /// Gets the side file, once for each load.
+  void prepare_slice_checks();
+  /// What a slice is checked with, if it is.
+  std::optional<ItemSums> sums_of(const ReadItem& item, const TensorItem& stored) const;
   std::vector<ReadTask> make_tasks(const LoadPlan& plan) const;
   void run_task(ReadTask& task, LoadPlanner& planner);
 
@@ -111,6 +154,7 @@ class DCP_API FileSystemReader : public StorageReader {
   StorageReaderContext context_;
   const Metadata* metadata_ = nullptr;
   std::unique_ptr<Opened> opened_;
+  std::unique_ptr<SideFile> side_file_;  ///< that was read last, without its paths
 };
 
 /// Whether `path` holds a checkpoint that was saved to its end: readable metadata, and every file that it names is

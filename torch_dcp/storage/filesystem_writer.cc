@@ -25,6 +25,7 @@
 #include "torch_dcp/format/side_file.h"
 #include "torch_dcp/io/atomic_write.h"
 #include "torch_dcp/io/local_file_system.h"
+#include "torch_dcp/storage/block_sums_internal.h"
 #include "torch_dcp/storage/file_layout_internal.h"
 #include "torch_dcp/storage/gathering_file_internal.h"
 #include "torch_dcp/storage/item_stream_internal.h"
@@ -87,6 +88,7 @@ void FileSystemWriter::set_up(const StorageWriterContext& context) {
   replaced_.clear();
   kept_.clear();
   warnings_.clear();
+  may_have_committed_ = false;
 }
 
 StorageMeta FileSystemWriter::storage_meta() const { return {path_, save_id_, std::nullopt}; }
@@ -159,12 +161,13 @@ std::vector<WriteResult> FileSystemWriter::write_file(const SavePlan& plan, cons
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
     const WriteItem& item = plan.items[position];
     const auto begin = static_cast<std::int64_t>(out.size());
+    std::vector<std::uint32_t> block_sums;
     try {
       if (options_.transforms.empty()) {
-        writer.write(out, item);
+        block_sums = writer.write(out, item);
       } else {
         TransformedItem transformed(out, options_.transforms);
-        writer.write(transformed, item);
+        block_sums = writer.write(transformed, item);
         transformed.finish();
         const auto stored_bytes = static_cast<std::int64_t>(out.size()) - begin;
         DCP_CHECK(item.type != WriteItemType::kByteIo ||
@@ -178,7 +181,7 @@ std::vector<WriteResult> FileSystemWriter::write_file(const SavePlan& plan, cons
       throw;
     }
     const std::int64_t length = static_cast<std::int64_t>(out.size()) - begin;
-    results.push_back({item.index, length, {name, begin, length, descriptors}});
+    results.push_back({item.index, length, {name, begin, length, descriptors}, std::move(block_sums)});
   }
   try {
     out.flush();
@@ -228,16 +231,46 @@ Metadata FileSystemWriter::finish(Metadata metadata, const std::vector<std::vect
   for (const auto& [index, info] : metadata.storage_data) {
     if (kept_.back() != info.relative_path) kept_.push_back(info.relative_path);
   }
+  const Bytes bytes = encode_metadata(metadata);
   if (context_.use_collectives) {
-    const std::string side_file = file_layout::side_file_name(save_id_);
-    atomic_write(*files_, path_, side_file, encode_side_file(make_side_file(metadata)), options_.sync_files);
-    kept_.push_back(side_file);
+    write_side_file(metadata, gather_block_sums(results, metadata));
   }
-  atomic_write(*files_, path_, metadata_name(), encode_metadata(metadata), options_.sync_files);
+  write_metadata(bytes);
   return metadata;
 }
 
+void FileSystemWriter::write_side_file(const Metadata& metadata, BlockSums block_sums) {
+  constexpr std::size_t kMostBytes = ParseLimits().max_header_bytes;
+  const std::string name = file_layout::side_file_name(save_id_);
+  SideFile side_file = make_side_file(metadata);
+  side_file.block_sums = std::move(block_sums);
+  Bytes bytes = encode_side_file(side_file);
+  if (bytes.size() > kMostBytes) {
+    side_file.block_sums = {};  // No load needs them.
+    bytes = encode_side_file(side_file);
+  }
+  // No load would take it.
+  DCP_CHECK(bytes.size() <= kMostBytes, kUnsupported, "paths with integer keys take ", bytes.size(),
+            " bytes in the side file; the limit is ", kMostBytes);
+  written_.push_back(name);
+  atomic_write(*files_, path_, name, bytes, options_.sync_files);
+  kept_.push_back(name);
+}
+
+void FileSystemWriter::write_metadata(ByteSpan bytes) {
+  AtomicFile out(files_, file(metadata_name()), options_.sync_files);
+  try {
+    out.file().append(bytes);
+    out.commit();
+    may_have_committed_ = true;
+  } catch (...) {
+    may_have_committed_ = out.may_be_in_place();
+    throw;
+  }
+}
+
 void FileSystemWriter::committed() noexcept {
+  may_have_committed_ = true;
   try {
     const std::unordered_set<std::string> kept(kept_.begin(), kept_.end());
     for (const std::string& name : replaced_) {
@@ -255,6 +288,7 @@ void FileSystemWriter::committed() noexcept {
 }
 
 void FileSystemWriter::abort() noexcept {
+  if (may_have_committed_) return;
   for (const std::string& name : written_) {
     if (name.empty()) continue;
     try {

@@ -12,6 +12,8 @@
 
 namespace dcp {
 
+struct BlockSums;
+
 /// What happens to a checkpoint that is in the directory already.
 enum class OverwriteForm : std::uint8_t {
   /// New data files under names of their own; one rename of `.metadata` switches from the old to the new; then the
@@ -53,6 +55,7 @@ class DCP_API FileSystemWriter : public StorageWriter {
   std::vector<SavePlan> prepare_global_plan(std::vector<SavePlan> plans) override;
   std::vector<WriteResult> write_data(const SavePlan& plan, const SavePlanner& planner) override;
   Metadata finish(Metadata metadata, const std::vector<std::vector<WriteResult>>& results) override;
+  bool may_have_committed() const override { return may_have_committed_; }
   void committed() noexcept override;
   void abort() noexcept override;
   std::vector<std::string> warnings() const override { return warnings_; }
@@ -64,6 +67,9 @@ class DCP_API FileSystemWriter : public StorageWriter {
   /// Names in the directory that this save replaces.
   std::vector<std::string> find_replaced();
   void revoke_replaced();
+  void write_side_file(const Metadata& metadata, BlockSums block_sums);
+  /// The commit.
+  void write_metadata(ByteSpan bytes);
   /// Creates, fills, syncs and closes this rank's data file `number`. From several threads at once.
   std::vector<WriteResult> write_file(const SavePlan& plan, const SavePlanner& planner, std::size_t number,
                                       const std::vector<std::size_t>& items);
@@ -74,10 +80,11 @@ class DCP_API FileSystemWriter : public StorageWriter {
   StorageWriterContext context_;
   std::string save_id_;
   std::vector<std::string> new_directories_;  ///< that this rank made
-  std::vector<std::string> written_;          ///< this rank's data files of this save by number, once they are made
-  std::vector<std::string> replaced_;         ///< on the coordinator: names that a commit replaces
-  std::vector<std::string> kept_;             ///< names that the committed checkpoint needs
+  std::vector<std::string> written_;   ///< this rank's files of this save, data files by number, once they are made
+  std::vector<std::string> replaced_;  ///< on the coordinator: names that a commit replaces
+  std::vector<std::string> kept_;      ///< names that the committed checkpoint needs
   std::vector<std::string> warnings_;
+  bool may_have_committed_ = false;
 };
 
 }  // namespace dcp

@@ -39,12 +39,15 @@ void check_crc(const TensorItem& item, std::uint32_t crc32) {
 class RegionReader {
  public:
   RegionReader(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item, bool verify,
-               std::int64_t copy_bytes)
-      : file_(file), item_(item), verify_(verify), copy_bytes_(copy_bytes) {
+               const RegionReadOptions& options)
+      : file_(file), item_(item), verify_(verify), options_(options) {
     region_.position = item_offset + item.data_position;
     region_.element_bytes = element_bytes(item.dtype);
     region_.sizes.assign(item.sizes.begin(), item.sizes.end());
     region_.position += item.storage_offset * region_.element_bytes;
+    if (!verify && options.sums) {
+      blocks_.emplace(file, item_offset + item.data_position, item.data_bytes, item.crc32, *options.sums);
+    }
   }
 
   /// \pre Parts are given in row-major order, so that the checksum can follow.
@@ -56,14 +59,15 @@ class RegionReader {
     const std::int64_t bytes = destination.numel() * region_.element_bytes;
     std::int64_t dim = 0;
     while (dim < destination.dim() && lengths[dim] == 1) ++dim;
-    if (bytes <= copy_bytes_ || dim == destination.dim()) {
+    if (bytes <= options_.copy_bytes || dim == destination.dim()) {
       const at::Tensor scratch =
           destination.new_empty(lengths, at::TensorOptions().dtype(item_.dtype).device(c10::kCPU));
       read_bytes(begin, lengths, memory_of(scratch));
       destination.copy_(scratch);
       return;
     }
-    const std::int64_t step = std::max<std::int64_t>(1, copy_bytes_ / std::max<std::int64_t>(1, bytes / lengths[dim]));
+    const std::int64_t step =
+        std::max<std::int64_t>(1, options_.copy_bytes / std::max<std::int64_t>(1, bytes / lengths[dim]));
     std::vector<std::int64_t> part_begin = begin.vec();
     std::vector<std::int64_t> part_lengths = lengths.vec();
     for (std::int64_t done = 0; done < lengths[dim]; done += step) {
@@ -86,7 +90,7 @@ class RegionReader {
     if (!verify_) {
       region_.begin.assign(begin.begin(), begin.end());
       region_.lengths.assign(lengths.begin(), lengths.end());
-      read_region(file_, region_, out);
+      read_region(blocks_ ? *blocks_ : file_, region_, out, options_.max_hole_bytes);
       return;
     }
     // All of the item is read, in order: parts follow each other in the file.
@@ -100,9 +104,10 @@ class RegionReader {
   }
 
   const RandomAccessFile& file_;
+  std::optional<BlockCheckedFile> blocks_;  ///< the same file where parts are checked
   const TensorItem& item_;
   bool verify_;
-  std::int64_t copy_bytes_;
+  const RegionReadOptions& options_;
   FileRegion region_;
   std::uint32_t crc32_ = 0;
   std::int64_t done_bytes_ = 0;
@@ -113,10 +118,10 @@ bool is_whole(const TensorItem& item, c10::IntArrayRef lengths) { return lengths
 /// The integers go where they would go without a quantizer, and the destination gets that of the file.
 void read_quantized(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
                     c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
-                    bool verify_checksum, std::int64_t copy_bytes) {
+                    const RegionReadOptions& options) {
   DCP_CHECK(is_whole(item, lengths), kUnsupported, "a slice of a quantized tensor");
   if (!destination.is_quantized()) {
-    destination.copy_(read_tensor(file, item_offset, item, verify_checksum).dequantize());
+    destination.copy_(read_tensor(file, item_offset, item, options.verify_checksum).dequantize());
     return;
   }
   DCP_CHECK(destination.scalar_type() == item.dtype, kType, "a quantized tensor of ", dtype_name(item.dtype),
@@ -124,8 +129,7 @@ void read_quantized(const RandomAccessFile& file, std::int64_t item_offset, cons
   TensorItem integers = item;
   integers.dtype = c10::toUnderlying(item.dtype);
   integers.quantizer.reset();
-  read_tensor_region(file, item_offset, integers, begin, lengths, integers_of(destination), verify_checksum,
-                     copy_bytes);
+  read_tensor_region(file, item_offset, integers, begin, lengths, integers_of(destination), options);
   set_quantizer(destination, *item.quantizer);
 }
 
@@ -133,9 +137,9 @@ void read_quantized(const RandomAccessFile& file, std::int64_t item_offset, cons
 
 void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
                         c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
-                        bool verify_checksum, std::int64_t copy_bytes) {
+                        const RegionReadOptions& options) {
   if (item.quantizer) {
-    return read_quantized(file, item_offset, item, begin, lengths, destination, verify_checksum, copy_bytes);
+    return read_quantized(file, item_offset, item, begin, lengths, destination, options);
   }
   if (destination.numel() == 0) return;
   DCP_CHECK(!destination.is_quantized(), kUnsupported, "a tensor of ", dtype_name(item.dtype),
@@ -143,12 +147,12 @@ void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, 
   if (item.is_plain_contiguous()) {
     const bool covers_storage = is_whole(item, lengths) && item.storage_offset == 0 &&
                                 destination.numel() * element_bytes(item.dtype) == item.data_bytes;
-    RegionReader reader(file, item_offset, item, verify_checksum && covers_storage && item.crc32 != 0, copy_bytes);
+    RegionReader reader(file, item_offset, item, options.verify_checksum && covers_storage && item.crc32 != 0, options);
     reader.read(begin, lengths, destination);
     reader.finish(destination);
     return;
   }
-  at::Tensor tensor = read_tensor(file, item_offset, item, verify_checksum);
+  at::Tensor tensor = read_tensor(file, item_offset, item, options.verify_checksum);
   for (std::size_t d = 0; d < begin.size(); ++d) {
     tensor = tensor.narrow(static_cast<std::int64_t>(d), begin[d], lengths[d]);
   }

@@ -8,6 +8,7 @@
 #include "torch_dcp/format/object_item.h"
 #include "torch_dcp/format/torch_archive.h"
 #include "torch_dcp/format/torch_save_file.h"
+#include "torch_dcp/storage/block_sums_internal.h"
 #include "torch_dcp/storage/item_writer_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
@@ -55,42 +56,40 @@ void for_each_part(const at::Tensor& view, std::int64_t copy_bytes, const std::f
 ItemWriter::ItemWriter(const SavePlanner& planner, bool checksums, std::int64_t copy_bytes)
     : planner_(planner), checksums_(checksums), copy_bytes_(copy_bytes) {}
 
-std::uint32_t ItemWriter::crc32_of_next(ByteSpan bytes, std::uint32_t crc32) const {
-  return checksums_ ? crc32_of(bytes, crc32) : 0;
-}
-
-void ItemWriter::write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view) {
+std::vector<std::uint32_t> ItemWriter::write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view) {
   DCP_CHECK(view.sizes() == c10::IntArrayRef(item.chunk.sizes), kInternal, "the planner resolved a tensor of sizes ",
             to_string(view.sizes()), ", planned was ", to_string(item.chunk.sizes));
   DCP_CHECK(view.scalar_type() == item.properties.dtype, kInternal, "the planner resolved a tensor of dtype ",
             dtype_name(view.scalar_type()), ", planned was ", dtype_name(item.properties.dtype));
-  if (view.is_quantized()) return write_quantized(out, view);
+  if (view.is_quantized()) {
+    write_quantized(out, view);
+    return {};
+  }
   TensorItemForm& form = forms_.of(view.scalar_type(), view.sizes());
   if (form.data_bytes() <= kChecksumBytes) {
     const at::Tensor whole = is_plain(view) ? view : plain(view);
     const ByteSpan elements = elements_of(whole);
-    out.append_all({form.head(), elements, form.tail(crc32_of_next(elements, 0))});
-    return;
+    out.append_all({form.head(), elements, form.tail(checksums_ ? crc32_of(elements) : 0)});
+    return {};
   }
-  std::uint32_t crc32 = 0;
+  BlockSummer summer;
   out.append(form.head());
   for_each_part(view, copy_bytes_, [&](ByteSpan part) {
     while (!part.empty()) {
-      const ByteSpan piece = part.first(std::min(part.size(), std::size_t{kChecksumBytes}));
+      const ByteSpan piece = part.first(std::min({part.size(), std::size_t{kChecksumBytes}, summer.room()}));
       part = part.subspan(piece.size());
-      crc32 = crc32_of_next(piece, crc32);
+      if (checksums_) summer.add(piece);
       out.append(piece);
     }
   });
-  out.append(form.tail(crc32));
+  out.append(form.tail(checksums_ ? summer.crc32() : 0));
+  return summer.sums();
 }
 
-void ItemWriter::write(WritableFile& out, const WriteItem& item) {
-  if (item.is_tensor()) {
-    write_tensor(out, item, planner_.resolve_tensor(item));
-  } else {
-    out.append(encode_object_item(planner_.resolve_object(item)));
-  }
+std::vector<std::uint32_t> ItemWriter::write(WritableFile& out, const WriteItem& item) {
+  if (item.is_tensor()) return write_tensor(out, item, planner_.resolve_tensor(item));
+  out.append(encode_object_item(planner_.resolve_object(item)));
+  return {};
 }
 
 }  // namespace dcp

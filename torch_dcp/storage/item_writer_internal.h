@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "torch_dcp/base/bytes.h"
 #include "torch_dcp/format/torch_archive.h"
@@ -26,11 +27,11 @@ class ItemWriter {
   /// \param checksums  Off: no CRC-32 of tensors is recorded.
   explicit ItemWriter(const SavePlanner& planner, bool checksums = true, std::int64_t copy_bytes = kWriteCopyBytes);
 
-  void write(WritableFile& out, const WriteItem& item);
+  /// \returns Sums of a large tensor's blocks (block_sums_internal.h), with checksums.
+  std::vector<std::uint32_t> write(WritableFile& out, const WriteItem& item);
 
  private:
-  void write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view);
-  std::uint32_t crc32_of_next(ByteSpan bytes, std::uint32_t crc32) const;
+  std::vector<std::uint32_t> write_tensor(WritableFile& out, const WriteItem& item, const at::Tensor& view);
 
   const SavePlanner& planner_;
   bool checksums_;

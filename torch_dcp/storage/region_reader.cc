@@ -6,11 +6,9 @@
 namespace dcp {
 namespace {
 
-/// Skipping fewer bytes than this costs more, as a further system call, than reading them.
-constexpr std::int64_t kMaxHoleBytes = 4096;
-/// A run from this size on is worth a call of its own, unless the hole is small beside it: what large runs read
-/// too much stays below 1 / 32 of what is wanted.
-constexpr std::int64_t kLargeRunBytes = 1024;
+/// A run that is so large beside the largest hole is worth a call of its own, unless the hole is small beside the run:
+/// what large runs read too much stays below 1 / 32 of what is wanted.
+constexpr std::int64_t kHolePerLargeRun = 4;
 constexpr std::int64_t kRunBytesPerHoleByte = 32;
 /// What runs read at once may span.
 constexpr std::int64_t kMaxSpanBytes = std::int64_t{4} << 20;
@@ -65,8 +63,9 @@ class RunWalker {
 };
 
 /// Whether the bytes between a run and the next one are read along.
-bool reads_over(std::int64_t hole_bytes, std::int64_t run_bytes) {
-  return hole_bytes <= kMaxHoleBytes && (run_bytes < kLargeRunBytes || hole_bytes * kRunBytesPerHoleByte <= run_bytes);
+bool reads_over(std::int64_t hole_bytes, std::int64_t run_bytes, std::int64_t max_hole_bytes) {
+  const bool is_small_run = run_bytes < max_hole_bytes / kHolePerLargeRun;
+  return hole_bytes <= max_hole_bytes && (is_small_run || hole_bytes <= run_bytes / kRunBytesPerHoleByte);
 }
 
 void read_runs(const RandomAccessFile& file, const std::vector<Run>& runs, Bytes& scratch, std::uint8_t* out) {
@@ -85,7 +84,8 @@ void read_runs(const RandomAccessFile& file, const std::vector<Run>& runs, Bytes
 
 }  // namespace
 
-void read_region(const RandomAccessFile& file, const FileRegion& region, MutableByteSpan out) {
+void read_region(const RandomAccessFile& file, const FileRegion& region, MutableByteSpan out,
+                 std::int64_t max_hole_bytes) {
   RunWalker walker(region);
   std::vector<Run> group;
   std::int64_t group_bytes = 0;
@@ -99,7 +99,7 @@ void read_region(const RandomAccessFile& file, const FileRegion& region, Mutable
     group_bytes = 0;
   };
   for (Run run{}; walker.next(run);) {
-    if (!group.empty() && (!reads_over(run.position - group.back().end(), run.bytes) ||
+    if (!group.empty() && (!reads_over(run.position - group.back().end(), run.bytes, max_hole_bytes) ||
                            run.end() - group.front().position > kMaxSpanBytes)) {
       flush();
     }

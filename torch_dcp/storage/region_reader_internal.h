@@ -19,11 +19,16 @@ struct FileRegion {
   std::vector<std::int64_t> lengths;  ///< of the region, [ndim]; not empty
 };
 
+/// A page: a system call costs about as much as copying it, and a medium gives no less.
+inline constexpr std::int64_t kMergeHoleBytes = 4096;
+
 /// Reads a region into `out`, row-major without gaps.
 ///
-/// Runs that lie close together are read at once and copied; a run alone goes straight into `out`.
-/// Reads at most 4 KiB of unwanted bytes for each run of less than 1 KiB, and at most 1 / 32 of its size for a larger
-/// one.
-void read_region(const RandomAccessFile& file, const FileRegion& region, MutableByteSpan out);
+/// Runs that lie close together are read at once and copied, 4 MiB at most; a run alone goes straight into `out`.
+///
+/// \param max_hole_bytes  Unwanted bytes that are read along between two runs. Of runs from a quarter of it on, only a
+///                        hole of up to 1 / 32 of their size is, so that they cost few other bytes.
+void read_region(const RandomAccessFile& file, const FileRegion& region, MutableByteSpan out,
+                 std::int64_t max_hole_bytes = kMergeHoleBytes);
 
 }  // namespace dcp

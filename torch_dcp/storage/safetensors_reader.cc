@@ -112,7 +112,7 @@ void SafetensorsReader::read_part(const Metadata& metadata, const ReadItem& item
   }
   stored.data_bytes = part.byte_count;
   read_tensor_region(opened->file(), info.offset, stored, item.storage_offsets, item.lengths, destination,
-                     /*verify_checksum=*/false);
+                     {.verify_checksum = false});
 }
 
 void SafetensorsReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {

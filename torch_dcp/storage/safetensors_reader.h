@@ -49,6 +49,7 @@ class DCP_API SafetensorsReader : public StorageReader {
   ~SafetensorsReader() override;
 
   const std::string& path() const;
+  std::string place() const override { return path(); }
 
   /// Names, dtypes, sizes and places of all tensors. Reads the headers of all files.
   ///

@@ -7,6 +7,7 @@
 namespace dcp {
 
 StorageWriter::~StorageWriter() = default;
+bool StorageWriter::may_have_committed() const { return true; }
 void StorageWriter::committed() noexcept {}
 void StorageWriter::abort() noexcept {}
 std::vector<std::string> StorageWriter::warnings() const { return {}; }

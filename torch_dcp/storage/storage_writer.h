@@ -31,6 +31,7 @@ struct StorageWriterContext {
 ///   every rank    write_data
 ///   coordinator   finish: the only commit point. Before it a load finds what was there before
 ///   every rank    committed after success; abort after a failure that is known to lie before the commit
+///                 (of `finish` the coordinator says so: may_have_committed)
 ///
 /// A writer serves one save at a time; after an error `set_up` starts anew.
 class DCP_API StorageWriter {
@@ -60,11 +61,16 @@ class DCP_API StorageWriter {
   /// \throws dcp::Error kInternal if an item of the metadata has not exactly one result.
   virtual Metadata finish(Metadata metadata, const std::vector<std::vector<WriteResult>>& results) = 0;
 
-  /// Clears away what the committed checkpoint replaced. What cannot be removed now is left to the
-  /// next save and told by `warnings`.
+  /// Told on every rank that the checkpoint exists. Clears away what it replaced. What cannot be removed now is left to
+  /// the next save and told by `warnings`.
   virtual void committed() noexcept;
 
-  /// Removes what this rank wrote. What cannot be removed is left to the next save.
+  /// Whether a `finish` that threw may have committed all the same; asked on the coordinator. If not, every rank is
+  /// told to abort. "It may" is the safe answer, which leaves what was written to the next save.
+  virtual bool may_have_committed() const;
+
+  /// Removes what this rank wrote since `set_up`. What cannot be removed is left to the next save. Does nothing once
+  /// more, and nothing after the commit: on the coordinator once it may have committed, elsewhere from `committed` on.
   virtual void abort() noexcept;
 
   /// What went wrong after the commit without harm to the checkpoint.

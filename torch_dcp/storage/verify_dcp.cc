@@ -78,10 +78,11 @@ class Verifier {
     if (!meta || !meta->save_id) return;
     const std::string name = file_layout::side_file_name(*meta->save_id);
     check(name, [&] {
-      const std::optional<SideFile> side_file = reader.read_side_file(metadata);
+      std::optional<SideFile> side_file = reader.read_side_file(metadata);
       if (!side_file) return;
       const auto fault = find_side_file_fault(*side_file, metadata);
       DCP_CHECK(!fault, kCorruptData, *fault);
+      block_sums_ = std::move(side_file->block_sums);
     });
     if (files_->file_type(join_path(path_, name)) != FileType::kNone) named_.insert(name);
   }
@@ -186,7 +187,8 @@ class Verifier {
       const auto& [index, info] = items[i];
       ItemProgress item_progress(progress, info->length);
       try {
-        opaque_types[i] = reader.verify_item(index, [&](std::int64_t bytes) { item_progress.add(bytes); });
+        opaque_types[i] =
+            reader.verify_item(index, [&](std::int64_t bytes) { item_progress.add(bytes); }, &block_sums_);
       } catch (...) {  // Whatever it is, it is told with all others, or where it happened.
         const RankFailure failure = current_failure(0);
         progress.rethrow();
@@ -215,6 +217,7 @@ class Verifier {
   const VerifyOptions& options_;
   const std::shared_ptr<FileSystem> files_;
   const FileSystemReaderOptions reader_options_;
+  BlockSums block_sums_;         ///< that agree with the metadata
   std::set<std::string> named_;  ///< files that something refers to
   VerifyReport report_;
 };

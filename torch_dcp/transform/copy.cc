@@ -4,10 +4,8 @@
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/state_dict/tensor_copies.h"
-#include "torch_dcp/state_dict/tensor_fit.h"
 #include "torch_dcp/transform/pairs_internal.h"
 #include "torch_dcp/transform/stateful_internal.h"
-#include "torch_dcp/transform/tensor_elements_internal.h"
 
 namespace dcp {
 namespace {
@@ -22,27 +20,13 @@ std::string object_name(const Value& value) {
 }
 
 void check_objects(Pairs& pairs) {
-  for (const PlainPair& pair : pairs.plain) {
+  for (const ValuePair& pair : pairs.plain) {
     for (const Value* value : {pair.source, static_cast<const Value*>(pair.target)}) {
       if (!is_object(*value)) continue;
       pairs.faults.add(ErrorKind::kInvalidArgument, pair.key, "a " + object_name(*value) + " cannot be copied");
       break;
     }
   }
-}
-
-std::vector<DtypeConversion> check_tensors(Pairs& pairs, DtypePolicy policy) {
-  LoadReport report;
-  for (const TensorPair& pair : pairs.tensors) {
-    std::string why = why_without_elements(pair.source);
-    if (why.empty()) why = why_without_elements(pair.target);
-    if (!why.empty()) {
-      pairs.faults.add(ErrorKind::kUnsupported, pair.key, why + " cannot be copied");
-    } else {
-      check_fits(pair.key, pair.source, pair.target, policy, pairs.faults, report);
-    }
-  }
-  return std::move(report.converted);
 }
 
 }  // namespace
@@ -55,7 +39,7 @@ std::vector<DtypeConversion> copy_into(const Dict& source, Dict& target, const C
   // All that may fail comes before the first change.
   std::vector<Value> plain;
   plain.reserve(pairs.plain.size());
-  for (const PlainPair& pair : pairs.plain) plain.push_back(replace_all_stateful(*pair.source));
+  for (const ValuePair& pair : pairs.plain) plain.push_back(replace_all_stateful(*pair.source));
   TensorCopies copies;
   for (const TensorPair& pair : pairs.tensors) copies.add(pair.target, pair.source);
   copies.apply(options.non_blocking);

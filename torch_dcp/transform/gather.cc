@@ -168,6 +168,7 @@ class Gathering {
 
   /// One that came, or one that did not have to.
   at::Tensor finished_whole(std::size_t number) {
+    if (const auto& same = plan_.tensors[number].same_as) return finished_whole(static_cast<std::size_t>(*same));
     Leaf& leaf = leaves_[number];
     if (leaf.whole.defined()) return leaf.whole;
     leaf.whole = new_whole(number);

@@ -25,7 +25,8 @@ struct GatherOptions {
 /// whole too. Where several ranks hold a part the lowest one's bits count, except that a tensor which every rank holds
 /// whole is copied on each and does not travel. `Partial` placements (sum, avg, max, min, product) are reduced in the
 /// order of ranks, so that the result has the same bits in every run. A Stateful becomes its state; other values stay
-/// as they are.
+/// as they are. What is there twice, with the same tensors for parts on every rank that has some, travels once and is
+/// one new tensor in both places.
 ///
 /// Every rank takes part, with the same keys of the same kinds; DTensors and ShardedTensors must agree in shape, dtype
 /// and layout. Ranks that `options.ranks` leaves out get an empty dict.

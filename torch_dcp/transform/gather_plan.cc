@@ -204,6 +204,27 @@ class TensorPlanner {
   GatherTensor tensor_;
 };
 
+/// Finds tensors that are one on every rank that has parts of them, whatever the order of its keys.
+class TiesOfRanks {
+ public:
+  /// Leaves one that was there before without parts of its own. \param number  Of the tensor in the plan.
+  void join(const RowsOfKey& rows, std::size_t number, GatherTensor& tensor) {
+    std::vector<std::int64_t> ties;
+    for (const GatherRow* row : rows) {
+      if (row->tie == GatherRow::kStandsAlone) return;
+      ties.push_back(row->tie);
+    }
+    if (std::all_of(ties.begin(), ties.end(), [](std::int64_t tie) { return tie == GatherRow::kHasNoParts; })) return;
+    const auto [first, is_new] = first_of_.try_emplace(std::move(ties), number);
+    if (is_new) return;
+    tensor.same_as = first->second;
+    tensor.parts.clear();
+  }
+
+ private:
+  std::map<std::vector<std::int64_t>, std::size_t> first_of_;  ///< by the ties that the ranks tell
+};
+
 void check_options(const std::vector<GatherRows>& by_rank) {
   const GatherRows& first = by_rank.front();
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
@@ -228,10 +249,14 @@ GatherPlan plan_gather(const std::vector<GatherRows>& by_rank) {
   }
   FaultList faults;
   GatherPlan plan;
+  TiesOfRanks ties;
   for (const auto& [name, rows] : by_name) {
     Comparison comparison(rows, faults);
     if (!rows_agree(comparison) || !rows.front()->sizes) continue;
-    if (auto tensor = TensorPlanner(rows, comparison).plan()) plan.tensors.push_back(std::move(*tensor));
+    auto tensor = TensorPlanner(rows, comparison).plan();
+    if (!tensor) continue;
+    ties.join(rows, plan.tensors.size(), *tensor);
+    plan.tensors.push_back(std::move(*tensor));
   }
   faults.throw_if_any("gather", DCP_WHERE);
   return plan;

@@ -32,6 +32,12 @@ struct GatherRow {
   std::optional<TensorQuantizer> quantizer;
   Reduction reduction;
   std::vector<Box> boxes;  ///< that this rank holds, without empty ones
+  /// Values of this rank with the same tensors for parts have the same number above 0. `kStandsAlone` if no other has
+  /// them; `kHasNoParts` if this rank has none, and so cannot tell.
+  std::int64_t tie = kHasNoParts;
+
+  static constexpr std::int64_t kHasNoParts = 0;
+  static constexpr std::int64_t kStandsAlone = -1;
 };
 
 struct GatherRows {
@@ -53,6 +59,8 @@ struct GatherTensor {
   std::optional<TensorQuantizer> quantizer;
   std::string reduce_op;       ///< empty for none
   bool is_everywhere = false;  ///< every rank holds the whole: no parts travel
+  /// An earlier one in the plan that this one is too, under another name: its whole counts, and no parts travel.
+  std::optional<std::uint64_t> same_as;
   std::vector<GatherPart> parts;
 };
 

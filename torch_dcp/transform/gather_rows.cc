@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/base/fault_list.h"
@@ -81,6 +84,41 @@ void describe_tensor(const Value& value, GatherRow& row) {
   }
 }
 
+/// Finds values that are one: the same tensors at the same places of the same whole.
+class TieFinder {
+ public:
+  /// \param row  Its number.
+  void add(const Value& value, const GatherRow& described, std::size_t row) {
+    const std::string identity = identity_of(value, described);
+    if (!identity.empty()) rows_of_[identity].push_back(row);
+  }
+
+  void mark(std::vector<GatherRow>& rows) const {
+    for (const auto& [identity, same] : rows_of_) {
+      const std::int64_t number = static_cast<std::int64_t>(same.front()) + 1;
+      for (std::size_t row : same) rows[row].tie = same.size() > 1 ? number : GatherRow::kStandsAlone;
+    }
+  }
+
+ private:
+  /// Empty without parts.
+  static std::string identity_of(const Value& value, const GatherRow& row) {
+    const bool is_dtensor = value.kind() == ValueKind::kDTensor;
+    if (is_dtensor && !value.as_dtensor().is_in_mesh()) return "";
+    std::string parts;
+    for (const at::Tensor& part : local_parts(value)) {
+      if (part.defined()) parts += c10::str(" ", static_cast<const void*>(part.unsafeGetTensorImpl()));
+    }
+    if (parts.empty()) return "";
+    if (!is_dtensor) {
+      for (const Shard& shard : value.as_sharded_tensor().local_shards()) parts += " " + to_string(shard.offsets);
+    }
+    return row.kind + " " + to_string(*row.sizes) + " " + row.layout + parts;
+  }
+
+  std::unordered_map<std::string, std::vector<std::size_t>> rows_of_;
+};
+
 void put(ByteWriter& out, const Sizes& sizes) { encode(out, std::vector<std::int64_t>(sizes.begin(), sizes.end())); }
 
 Sizes take_sizes(ByteReader& in) {
@@ -138,6 +176,7 @@ void put(ByteWriter& out, const GatherRow& row) {
   out.i64(row.reduction.summands);
   out.u64(row.boxes.size());
   for (const Box& box : row.boxes) put(out, box);
+  out.i64(row.tie);
 }
 
 GatherRow take_row(ByteReader& in) {
@@ -155,6 +194,7 @@ GatherRow take_row(ByteReader& in) {
   row.reduction.summands = in.i64();
   const std::uint64_t count = in.count();
   for (std::uint64_t i = 0; i < count; ++i) row.boxes.push_back(take_box(in));
+  row.tie = in.i64();
   return row;
 }
 
@@ -165,6 +205,8 @@ void put(ByteWriter& out, const GatherTensor& tensor) {
   put(out, tensor.quantizer);
   out.text(tensor.reduce_op);
   out.boolean(tensor.is_everywhere);
+  out.boolean(tensor.same_as.has_value());
+  if (tensor.same_as) out.u64(*tensor.same_as);
   out.u64(tensor.parts.size());
   for (const GatherPart& part : tensor.parts) {
     put(out, part.box);
@@ -180,6 +222,7 @@ GatherTensor take_planned(ByteReader& in) {
   tensor.quantizer = take_quantizer(in);
   tensor.reduce_op = in.text();
   tensor.is_everywhere = in.boolean();
+  if (in.boolean()) tensor.same_as = in.u64();
   const std::uint64_t count = in.count();
   for (std::uint64_t i = 0; i < count; ++i) {
     GatherPart& part = tensor.parts.emplace_back();
@@ -212,7 +255,12 @@ void encode(ByteWriter& out, const GatherPlan& plan) {
 
 void decode(ByteReader& in, GatherPlan& plan) {
   const std::uint64_t count = in.count();
-  for (std::uint64_t i = 0; i < count; ++i) plan.tensors.push_back(take_planned(in));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    plan.tensors.push_back(take_planned(in));
+    const std::optional<std::uint64_t> same_as = plan.tensors.back().same_as;
+    DCP_CHECK(!same_as || *same_as < i, kCorruptData, "message has tensor ", i, " for the same as ", *same_as,
+              ", which does not come before it");
+  }
 }
 
 std::vector<LocalChunk> gather_chunks(const Value& value) {
@@ -224,6 +272,7 @@ GatherRows describe_for_gather(const Value& state, const GatherOptions& options,
   const bool is_offloaded = options.cpu_offload && passes(options.ranks, my_rank);
   GatherRows rows{options.ranks, options.bucket_bytes, {}};
   FaultList faults;
+  TieFinder ties;
   visit_all(state, [&](const Path& path, const Value& leaf) {
     GatherRow row;
     row.name = describe(path);
@@ -234,6 +283,7 @@ GatherRows describe_for_gather(const Value& state, const GatherOptions& options,
       if (!why.empty()) return faults.add(ErrorKind::kUnsupported, row.key, why);
       try {
         describe_tensor(leaf, row);
+        ties.add(leaf, row, rows.rows.size());
       } catch (c10::Error& error) {
         error.add_context("key '" + row.key + "'");
         throw;
@@ -245,6 +295,7 @@ GatherRows describe_for_gather(const Value& state, const GatherOptions& options,
     rows.rows.push_back(std::move(row));
   });
   faults.throw_if_any("gather", DCP_WHERE);
+  ties.mark(rows.rows);
   return rows;
 }
 

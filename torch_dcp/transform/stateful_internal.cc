@@ -45,14 +45,7 @@ class Replacing {
     DCP_CHECK(depth_ < ParseLimits().max_depth, kInvalidArgument, path,
               ": the states of Stateful objects hold others, ", depth_, " deep");
     ++depth_;
-    try {
-      state = replace(stateful->state_dict());
-    } catch (c10::Error& error) {
-      error.add_context("in state_dict() of " + path);
-      throw;
-    } catch (const std::exception& error) {
-      throw Error(ErrorKind::kInternal, c10::str(error.what(), " in state_dict() of ", path), DCP_WHERE);
-    }
+    state = call_object(path, "state_dict()", [&] { return replace(stateful->state_dict()); });
     --depth_;
   }
 

@@ -1,8 +1,28 @@
 #pragma once
 
+#include <exception>
+#include <string>
+
+#include "torch_dcp/base/error.h"
 #include "torch_dcp/state_dict/value.h"
 
 namespace dcp {
+
+/// Calls something of an object's; what it throws says which object it was, and becomes a dcp::Error or c10::Error.
+///
+/// \param path  Of the object, as `describe` spells it.
+/// \param what  Such as "state_dict()".
+template <typename Call>
+auto call_object(const std::string& path, const char* what, const Call& call) {
+  try {
+    return call();
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("in ", what, " of ", path));
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(ErrorKind::kInternal, c10::str(error.what(), " in ", what, " of ", path), DCP_WHERE);
+  }
+}
 
 /// A copy of `value` in which each Stateful, at any depth, is replaced by its state.
 ///
