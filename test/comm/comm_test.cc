@@ -1,7 +1,11 @@
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -18,6 +22,7 @@
 
 #include "test/support/rank_runner.h"
 #include "torch_dcp/comm/communicator.h"
+#include "torch_dcp/comm/group_factory.h"
 #include "torch_dcp/comm/rank_step.h"
 
 namespace dcp {
@@ -638,6 +643,40 @@ TEST(RankRunner, GroupsWork) {
     }
     context.group()->barrier()->wait();
   });
+}
+
+/// Writes to a pipe that nobody reads, as Gloo does to a peer that is gone. Returns the system's error.
+int write_to_nobody() {
+  int ends[2] = {-1, -1};
+  if (::pipe(ends) != 0) return -1;
+  ::close(ends[0]);
+  const char byte = 0;
+  const int error_number = ::write(ends[1], &byte, 1) == 1 ? 0 : errno;
+  ::close(ends[1]);
+  return error_number;
+}
+
+// The signal would end the program without a word.
+TEST(Communicator, APeerThatIsGoneSendsNoSignal) {
+  std::atomic<int> of_call = 0;
+  std::atomic<int> of_groups_thread = 0;
+  run_ranks(2, [&](RankContext& ranks) {
+    CommunicatorOptions options = with_deadline(10'000);
+    options.store = c10::make_intrusive<c10d::PrefixStore>("pipe", ranks.store());
+    options.group_factory = [&, make = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""})](
+                                const auto& store, int rank, int size, milliseconds timeout) {
+      of_call = write_to_nobody();
+      std::thread([&] { of_groups_thread = write_to_nobody(); }).join();
+      return make(store, rank, size, timeout);
+    };
+    Communicator comm = Communicator::create(ranks.unconnected_group(), options);
+    EXPECT_EQ(comm.all_gather({}).size(), 2u);
+    sigset_t blocked;
+    ASSERT_EQ(::pthread_sigmask(SIG_BLOCK, nullptr, &blocked), 0);
+    EXPECT_EQ(sigismember(&blocked, SIGPIPE), 0) << "the program's own thread is left alone";
+  });
+  EXPECT_EQ(of_call, EPIPE);
+  EXPECT_EQ(of_groups_thread, EPIPE);
 }
 
 }  // namespace

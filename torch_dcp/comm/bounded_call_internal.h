@@ -15,7 +15,7 @@ std::chrono::milliseconds time_left(TimePoint until);
 /// Work on a thread of its own, which can be left behind.
 ///
 /// Calls into a store or a group may hang for ever when a peer is stopped. Only such a
-/// thread keeps that from its caller.
+/// thread keeps that from its caller. SIGPIPE is blocked there, and in threads that the work starts.
 class BoundedCall {
  public:
   /// \param work  Must own, or share, all that it touches: a call that is left behind runs
