@@ -16,7 +16,9 @@ TEST(PageMemory, TakesEverySizeAndAlignsWhatHasLargePages) {
     std::memset(memory.get(), 0xab, byte_count);
     const bool has_large_pages = byte_count != 0 && byte_count % kLargePageBytes == 0;
     EXPECT_EQ(memory.get_deleter().has_large_pages, has_large_pages) << byte_count;
-    if (has_large_pages) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.get()) % kLargePageBytes, 0u) << byte_count;
+    if (has_large_pages) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.get()) % kLargePageBytes, 0u) << byte_count;
+    }
   }
 }
 

@@ -21,19 +21,6 @@ namespace {
 /// The metadata of larger jobs is planned, but not written: the pickle alone would take what memory is left.
 constexpr std::int64_t kMostMetadataRanks = 2048;
 
-Bytes bytes_of(const SavePlan& plan) {
-  ByteWriter writer;
-  encode(writer, plan);
-  return std::move(writer).take();
-}
-
-SavePlan plan_of(const Bytes& bytes) {
-  ByteReader reader(bytes);
-  SavePlan plan;
-  decode(reader, plan);
-  return plan;
-}
-
 /// One layout at one number of ranks: what the coordinator does with the plans of all, phase by phase.
 class Scale {
  public:
@@ -51,7 +38,7 @@ class Scale {
     double encode_seconds = 0;
     for (std::int64_t rank = 0; rank < ranks_; ++rank) {
       const SavePlan plan = layout_.make_plan(rank, ranks_);
-      encode_seconds += seconds_of([&] { offered.push_back(bytes_of(plan)); });
+      encode_seconds += seconds_of([&] { offered.push_back(to_bytes(plan)); });
       offered_bytes += static_cast<std::int64_t>(offered.back().size());
     }
     add("ranks encode", encode_seconds);
@@ -73,7 +60,7 @@ class Scale {
     std::vector<SavePlan> plans;
     plans.reserve(offered.size());
     add("coordinator decodes", seconds_of([&] {
-          for (Bytes& bytes : offered) plans.push_back(plan_of(std::exchange(bytes, {})));
+          for (Bytes& bytes : offered) plans.push_back(from_bytes<SavePlan>(std::exchange(bytes, {})));
         }));
     DefaultSavePlanner planner;
     SavePlannerContext context;
@@ -83,7 +70,7 @@ class Scale {
     std::optional<std::pair<std::vector<SavePlan>, Metadata>> planned;
     add("coordinator plans", seconds_of([&] { planned = planner.create_global_plan(std::move(plans)); }));
     add("coordinator encodes", seconds_of([&] {
-          for (const SavePlan& plan : planned->first) answered_bytes_ += bytes_of(plan).size();
+          for (const SavePlan& plan : planned->first) answered_bytes_ += to_bytes(plan).size();
         }));
     if (answered_bytes_ == 0) throw std::runtime_error("the global plan is empty");
     return std::move(planned->second);

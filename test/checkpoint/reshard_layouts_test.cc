@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "test/checkpoint/checkpoint_support.h"
+#include "test/tensor/layout_spelling.h"
 
 // The layouts for which PyTorch has said what each rank holds, saved and loaded. What a rank must have afterwards is
 // taken from PyTorch's list of indices, not from this library's idea of the layout.
@@ -18,20 +19,6 @@ namespace dcp::test {
 namespace {
 
 using nlohmann::json;
-
-Sizes sizes_of(const json& numbers) {
-  Sizes sizes;
-  for (const json& number : numbers) sizes.push_back(number.get<std::int64_t>());
-  return sizes;
-}
-
-/// "R", "S<dim>" or "SS<dim>:<split factor>".
-Placement placement_of(const std::string& spelled) {
-  if (spelled == "R") return Placement::replicate();
-  if (!spelled.starts_with("SS")) return Placement::shard(std::stoll(spelled.substr(1)));
-  const std::size_t colon = spelled.find(':');
-  return Placement::strided_shard(std::stoll(spelled.substr(2, colon - 2)), std::stoll(spelled.substr(colon + 1)));
-}
 
 /// One case of the files.
 struct Layout {

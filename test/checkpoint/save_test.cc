@@ -80,8 +80,9 @@ TEST(Save, ACommitThatFailsInStorageLeavesTheOldOrTheNewWhole) {
       if (ranks.rank() == 0) files->clear_faults();
       place.communicator->all_gather({});
       const bool is_committed = op == FileOp::kSyncDirectory;
-      if (op != FileOp::kRename && !is_committed)
+      if (op != FileOp::kRename && !is_committed) {
         EXPECT_EQ(contents_of(*files, "c"), before) << "rank " << ranks.rank();
+      }
       StateDict state = {{"w", split_pattern({7}, ranks)}};
       place.load(state, "c");
       expect_same(state, {{"w", split(counted({7}) + (is_committed ? 1 : 0), ranks)}});

@@ -7,26 +7,15 @@
 #include <nlohmann/json.hpp>
 
 #include "test/support/expect_error.h"
+#include "test/tensor/layout_spelling.h"
 
 namespace dcp {
 namespace {
 
 using nlohmann::json;
 using test::expect_error;
-
-Sizes sizes_of(const json& numbers) {
-  Sizes sizes;
-  for (const json& number : numbers) sizes.push_back(number.get<std::int64_t>());
-  return sizes;
-}
-
-/// "R", "S<dim>" or "SS<dim>:<split factor>".
-Placement placement_of(const std::string& spelled) {
-  if (spelled == "R") return Placement::replicate();
-  if (!spelled.starts_with("SS")) return Placement::shard(std::stoll(spelled.substr(1)));
-  const std::size_t colon = spelled.find(':');
-  return Placement::strided_shard(std::stoll(spelled.substr(2, colon - 2)), std::stoll(spelled.substr(colon + 1)));
-}
+using test::placement_of;
+using test::sizes_of;
 
 std::vector<std::int64_t> indices_of(const std::vector<IndexRun>& runs) {
   std::vector<std::int64_t> indices;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "torch_dcp/base/bytes.h"
 #include "torch_dcp/base/export.h"
@@ -72,5 +73,24 @@ class DCP_API ByteReader {
 
   ByteSpan rest_;
 };
+
+/// Returns `value` as bytes, by the `encode(ByteWriter&, const T&)` of its type.
+template <typename T>
+Bytes to_bytes(const T& value) {
+  ByteWriter writer;
+  encode(writer, value);
+  return std::move(writer).take();
+}
+
+/// Returns the value that `bytes` hold, by the `decode(ByteReader&, T&)` of its type.
+/// \throws dcp::Error kCorruptData if they hold more, less or another.
+template <typename T>
+T from_bytes(ByteSpan bytes) {
+  ByteReader reader(bytes);
+  T value{};
+  decode(reader, value);
+  reader.expect_end();
+  return value;
+}
 
 }  // namespace dcp

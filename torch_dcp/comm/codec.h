@@ -114,22 +114,4 @@ void decode(ByteReader& reader, std::optional<T>& value) {
   if (reader.boolean()) decode(reader, value.emplace());
 }
 
-/// Returns `value` as bytes.
-template <typename T>
-Bytes to_bytes(const T& value) {
-  ByteWriter writer;
-  encode(writer, value);
-  return std::move(writer).take();
-}
-
-/// Returns the value that `bytes` hold. \throws dcp::Error kCorruptData if they hold more, less or another.
-template <typename T>
-T from_bytes(const Bytes& bytes) {
-  ByteReader reader(bytes);
-  T value{};
-  decode(reader, value);
-  reader.expect_end();
-  return value;
-}
-
 }  // namespace dcp

@@ -27,7 +27,7 @@ class Arena {
   Arena(std::vector<PageMemory>& chunks, std::size_t input_size)
       : chunks_(chunks), next_chunk_size_(std::clamp(input_size * 8, kSmallestChunk, kFirstChunk)) {}
 
-  /// \pre It is the struct of that kind's shape.
+  /// \pre `T` is the struct for that kind.
   template <typename T>
   T* make_node(NodeKind kind) {
     static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= kAlignment);

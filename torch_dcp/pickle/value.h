@@ -129,37 +129,7 @@ class Node {
   explicit Node(NodeKind node_kind) : kind(node_kind) {}
 };
 
-/// Which of the structs below a node is.
-enum class NodeShape : std::uint8_t { kNumber, kText, kGlobal, kSequence, kDict, kCall };
-
-constexpr NodeShape shape_of(NodeKind kind) {
-  switch (kind) {
-    case NodeKind::kNone:
-    case NodeKind::kBool:
-    case NodeKind::kInt:
-    case NodeKind::kFloat:
-      return NodeShape::kNumber;
-    case NodeKind::kBigInt:
-    case NodeKind::kText:
-    case NodeKind::kBytes:
-    case NodeKind::kByteArray:
-      return NodeShape::kText;
-    case NodeKind::kGlobal:
-      return NodeShape::kGlobal;
-    case NodeKind::kDict:
-      return NodeShape::kDict;
-    case NodeKind::kCall:
-      return NodeShape::kCall;
-    case NodeKind::kList:
-    case NodeKind::kTuple:
-    case NodeKind::kSet:
-    case NodeKind::kFrozenSet:
-    case NodeKind::kPersistentId:
-      return NodeShape::kSequence;
-  }
-  return NodeShape::kNumber;
-}
-
+/// kNone, kBool, kInt, kFloat.
 struct NumberNode : Node {
   explicit NumberNode(NodeKind node_kind) : Node(node_kind) {}
   union {
@@ -168,27 +138,32 @@ struct NumberNode : Node {
   };
 };
 
+/// kText, kBigInt, kBytes, kByteArray.
 struct TextNode : Node {
   explicit TextNode(NodeKind node_kind) : Node(node_kind) {}
   Text text;
 };
 
+/// kGlobal.
 struct GlobalNode : Node {
   explicit GlobalNode(NodeKind node_kind) : Node(node_kind) {}
   Text name;
   Text module;
 };
 
+/// kList, kTuple, kSet, kFrozenSet, kPersistentId.
 struct SequenceNode : Node {
   explicit SequenceNode(NodeKind node_kind) : Node(node_kind) {}
   List<Ref> items;
 };
 
+/// kDict.
 struct DictNode : Node {
   explicit DictNode(NodeKind node_kind) : Node(node_kind) {}
   List<std::pair<Ref, Ref>> entries;
 };
 
+/// kCall.
 struct CallNode : Node {
   explicit CallNode(NodeKind node_kind) : Node(node_kind) {}
   Ref callee = nullptr;
@@ -206,8 +181,17 @@ inline std::int64_t Node::integer() const {
 inline double Node::real() const { return kind == NodeKind::kFloat ? static_cast<const NumberNode*>(this)->real : 0; }
 
 inline Text Node::text() const {
-  if (kind == NodeKind::kGlobal) return static_cast<const GlobalNode*>(this)->name;
-  return shape_of(kind) == NodeShape::kText ? static_cast<const TextNode*>(this)->text : Text();
+  switch (kind) {
+    case NodeKind::kText:
+    case NodeKind::kBigInt:
+    case NodeKind::kBytes:
+    case NodeKind::kByteArray:
+      return static_cast<const TextNode*>(this)->text;
+    case NodeKind::kGlobal:
+      return static_cast<const GlobalNode*>(this)->name;
+    default:
+      return {};
+  }
 }
 
 inline Text Node::module() const {
@@ -215,8 +199,18 @@ inline Text Node::module() const {
 }
 
 inline List<Ref> Node::items() const {
-  if (kind == NodeKind::kCall) return static_cast<const CallNode*>(this)->items;
-  return shape_of(kind) == NodeShape::kSequence ? static_cast<const SequenceNode*>(this)->items : List<Ref>();
+  switch (kind) {
+    case NodeKind::kList:
+    case NodeKind::kTuple:
+    case NodeKind::kSet:
+    case NodeKind::kFrozenSet:
+    case NodeKind::kPersistentId:
+      return static_cast<const SequenceNode*>(this)->items;
+    case NodeKind::kCall:
+      return static_cast<const CallNode*>(this)->items;
+    default:
+      return {};
+  }
 }
 
 inline List<std::pair<Ref, Ref>> Node::entries() const {

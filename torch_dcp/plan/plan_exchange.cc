@@ -59,21 +59,6 @@ bool is_same_plan(const SavePlan& a, const SavePlan& b) {
   return std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), is_same);
 }
 
-template <typename T>
-Bytes encoded(const T& value) {
-  ByteWriter out;
-  encode(out, value);
-  return std::move(out).take();
-}
-
-SavePlan decoded(const Bytes& bytes) {
-  ByteReader in(bytes);
-  SavePlan plan;
-  decode(in, plan);
-  in.expect_end();
-  return plan;
-}
-
 std::vector<SavePlanAnswer> send_all(std::size_t rank_count) {
   SavePlanAnswer answer;
   answer.kind = SavePlanAnswer::Kind::kSendAll;
@@ -122,7 +107,7 @@ SavePlanExchange::~SavePlanExchange() = default;
 
 SavePlanOffer SavePlanExchange::offer(const SavePlan& local, const std::optional<Bytes>& fingerprint,
                                       const SavePlannerContext& context, int coordinator) {
-  Bytes plan = encoded(local);
+  Bytes plan = to_bytes(local);
   Bytes of_all = fingerprint_of(fingerprint, context, coordinator);
   const bool is_known = !state_->id.empty() && !of_all.empty() && state_->fingerprint == of_all;
   if (!is_known || state_->local_plan != plan) {
@@ -131,14 +116,14 @@ SavePlanOffer SavePlanExchange::offer(const SavePlan& local, const std::optional
     return offer_all();
   }
   SavePlanOffer offer{state_->id, {}};
-  cache_.use_.sent_bytes += encoded(offer).size();
+  cache_.use_.sent_bytes += to_bytes(offer).size();
   return offer;
 }
 
 SavePlanOffer SavePlanExchange::offer_all() {
   SavePlanOffer offer{{}, state_->local_plan};
   cache_.use_.sent_plan = true;
-  cache_.use_.sent_bytes += encoded(SavePlanOffer{}).size() + offer.plan.size();
+  cache_.use_.sent_bytes += to_bytes(SavePlanOffer{}).size() + offer.plan.size();
   return offer;
 }
 
@@ -149,7 +134,7 @@ std::vector<SavePlan> SavePlanExchange::plan_all(std::vector<SavePlanOffer>& off
   plans.reserve(offers.size());
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
     if (offers[rank].same_as.empty()) state_->local_plans[rank] = std::move(offers[rank].plan);
-    plans.push_back(decoded(state_->local_plans[rank]));
+    plans.push_back(from_bytes<SavePlan>(state_->local_plans[rank]));
   }
   auto [global_plans, metadata] = plan(std::move(plans));
   DCP_CHECK(global_plans.size() == offers.size(), kInternal, "the global plan has ", global_plans.size(), " parts for ",
