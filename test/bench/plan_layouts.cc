@@ -19,15 +19,16 @@ void add_item(SavePlan& plan, const std::string& group, std::int64_t number, Siz
   item.index.offset = chunk.offsets;
   item.size = std::move(size);
   item.chunk = std::move(chunk);
-  plan.planner_data->insert(item.index.fqn, {PathItem::dict_key(group), PathItem::dict_key(std::to_string(number)),
-                                             PathItem::dict_key("weight")});
+  plan.planner_data.edit().insert(
+      item.index.fqn,
+      {PathItem::dict_key(group), PathItem::dict_key(std::to_string(number)), PathItem::dict_key("weight")});
   plan.items.push_back(std::move(item));
 }
 
 SavePlan empty_plan(std::int64_t items) {
   SavePlan plan;
   plan.items.reserve(static_cast<std::size_t>(items));
-  plan.planner_data.emplace().reserve(static_cast<std::size_t>(items));
+  plan.planner_data.edit().reserve(static_cast<std::size_t>(items));
   return plan;
 }
 

@@ -60,7 +60,8 @@ class Scale {
     std::vector<SavePlan> plans;
     plans.reserve(offered.size());
     add("coordinator decodes", seconds_of([&] {
-          for (Bytes& bytes : offered) plans.push_back(from_bytes<SavePlan>(std::exchange(bytes, {})));
+          SavePlanDecoder decoder;
+          for (Bytes& bytes : offered) plans.push_back(decoder.decode(std::exchange(bytes, {})));
         }));
     DefaultSavePlanner planner;
     SavePlannerContext context;

@@ -139,7 +139,9 @@ void expect_error_of(const CallFault& cell, const ErrorsByRank& errors) {
   SCOPED_TRACE(to_string(cell));
   errors.expect({cell.rank}, {cell.throws == Throws::kOther ? "no std::exception" : "probed: " + cell.call});
   if (::testing::Test::HasFatalFailure()) return;
-  if (cell.throws == Throws::kError) EXPECT_EQ(errors.kind(), ErrorKind::kUnsupported);
+  if (cell.throws == Throws::kError) {
+    EXPECT_EQ(errors.kind(), ErrorKind::kUnsupported);
+  }
 }
 
 /// What a directory has if nothing but one complete checkpoint is in it.
@@ -279,9 +281,12 @@ TEST(CallFaults, ALoadThatFailsAnywhereFailsAlikeAndChangesNothingThatItDoesNotT
                     if (rollback || is_before_reading(step)) {
                       EXPECT_EQ(first_difference(state, blank_of(ranks)), "") << "the live state, after " << step;
                     } else {
-                      EXPECT_TRUE(text.find("have been changed") != std::string::npos ||
-                                  text.find("all tensors have been loaded") != std::string::npos)
-                          << text;
+                      // The storage reader lists what it has begun; not if it is the call itself that fails.
+                      const bool has_list = step == "read" && cells[i].call != "reader.read_data";
+                      const std::string said = has_list         ? "destinations that have been changed already: "
+                                               : step == "read" ? "may have been changed"
+                                                                : "all tensors have been loaded";
+                      EXPECT_NE(text.find(said), std::string::npos) << step << ": " << text;
                     }
                     // Right after it, in the same dict, the same tensors.
                     place.load(state, "c");

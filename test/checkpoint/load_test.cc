@@ -214,6 +214,16 @@ TEST(LoadKeys, WithoutTheSideFileIntegerKeysAreText) {
   expect_same(state, typed_state());
 }
 
+TEST(LoadKeys, IntegerKeysOfASaveWithoutCollectivesComeBack) {
+  const Place place;
+  SaveOptions alone;
+  alone.use_collectives = false;
+  const Metadata metadata = place.save_with(typed_state(), "c", alone);
+  expect_same(place.rebuild("c"), typed_state());
+  place.files->remove_file("c/__0.torch_dcp-" + *metadata.storage_meta->save_id + ".json");
+  EXPECT_TRUE(place.rebuild("c").at("state").as_dict().contains(Key("0")));
+}
+
 TEST(LoadKeys, ADamagedSideFileIsNamed) {
   const Place place;
   const Metadata metadata = place.save(typed_state(), "c");

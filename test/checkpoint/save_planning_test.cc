@@ -136,6 +136,30 @@ TEST(SavePlanning, ASaveThatFailedLeavesAnEmptyPlanCacheOnEveryRank) {
   errors.expect({2});
 }
 
+TEST(SavePlanning, RanksWithAPlanCacheAndRanksWithoutSaveTogether) {
+  // Each bit says which ranks have one; the coordinator is rank 0.
+  for (const int with_cache : {0b001, 0b010, 0b110, 0b101}) {
+    SCOPED_TRACE(with_cache);
+    const auto files = make_memory_file_system();
+    run_ranks(3, [&](RankContext& ranks) {
+      const Place place = place_of(ranks, files);
+      SaveOptions options;
+      if ((with_cache >> ranks.rank() & 1) != 0) options.plan_cache = std::make_shared<SavePlanCache>();
+      for (int round = 1; round < 4; ++round) {
+        const StateDict state = {{"w", split(counted({50, 3}) * round, ranks)}, {"t", counted({5}) * round}};
+        place.save_with(state, "c", options);
+        StateDict loaded = {{"w", split_pattern({50, 3}, ranks)}, {"t", pattern({5})}};
+        place.load(loaded, "c");
+        expect_same(loaded, state);
+        const bool is_known = round > 1 && (with_cache & 1) != 0;  // by the coordinator
+        if (options.plan_cache) {
+          EXPECT_EQ(options.plan_cache->last_use().sent_plan, !is_known);
+        }
+      }
+    });
+  }
+}
+
 TEST(SavePlanning, PlanCachesWorkWithoutCollectivesAndAlone) {
   const auto files = make_memory_file_system();
   run_ranks(2, [&](RankContext& ranks) {

@@ -229,6 +229,7 @@ class LoadingRanks {
       own.plan = own.planner->finish_plan(std::move(own.plan));
       own.reader->check(own.plan, *own.planner);
     });
+    DCP_CHECK(at(0).reader->is_still_there(), kState, at(0).reader->place(), " was replaced: load again");
   }
 
   void read() {

@@ -42,6 +42,9 @@ struct StorageCase {
   /// Off: the old checkpoint is gone before the new one is there.
   bool replaces = true;
   bool saves_alone = true;  ///< without collectives each rank has a part of its own
+  /// A reader says what a save beside it has done: it gives the old checkpoint once it has checked, and kState before.
+  bool tells_replacement = true;
+  bool keeps_last = false;  ///< The checkpoint before lies beside the new one until the next save.
 };
 
 inline std::string case_name(const ::testing::TestParamInfo<StorageCase>& info) { return info.param.name; }
@@ -491,7 +494,8 @@ TEST_P(StorageSuite, OverwritingLeavesExactlyTheOldOrTheNew) {
 
 TEST_P(StorageSuite, CommittedClearsWhatWasReplaced) {
   const int saved = several();
-  SavingRanks(place(), saved).save(states(1, saved));
+  SavingRanks(place(), saved).save(states(0, saved));
+  if (GetParam().keeps_last) SavingRanks(place(), saved).save(states(1, saved));
   const std::size_t count = place().contents().size();
   for (int version = 2; version < 4; ++version) {
     SavingRanks ranks(place(), saved);
@@ -661,26 +665,64 @@ TEST_P(StorageSuite, AReaderServesOneLoadAfterAnother) {
 }
 
 TEST_P(StorageSuite, ALoadBesideASaveGivesOneOfTheTwoOrAnError) {
-  SavingRanks saving(place(), 1);
-  saving.save(states(1, 1));
+  const int saved = several();
+  const bool tells = GetParam().tells_replacement;
   for (const bool is_checked : {false, true}) {
-    LoadingRanks ranks(place(), 1);
-    ranks.plan(blanks(1));
+    SCOPED_TRACE(c10::str("checked: ", is_checked));
+    SavingRanks saving(place(), saved);
+    saving.save(states(1, saved));
+    LoadingRanks ranks(place(), saved);
+    const States destinations = blanks(saved);
+    ranks.plan(destinations);
     if (is_checked) ranks.check();
-    saving.save(states(2, 1));
+    saving.save(states(2, saved));
+    std::string message;
+    ErrorKind kind{};
     try {
       if (!is_checked) ranks.check();
       ranks.read();
     } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kCorruptData) << error.what_without_backtrace();
-      EXPECT_NE(std::string(error.what_without_backtrace()).find(place().name), std::string::npos);
-      saving.save(states(1, 1));
+      message = error.what_without_backtrace();
+      kind = error.kind();
+    }
+    if (message.empty()) {
+      const States loaded = ranks.apply();
+      const bool is_old = difference(loaded, states(1, saved)).empty();
+      EXPECT_TRUE(is_old || (!tells && difference(loaded, states(2, saved)).empty())) << "a mixture, or not told";
       continue;
     }
-    const States loaded = ranks.apply();
-    EXPECT_TRUE(difference(loaded, states(1, 1)).empty() || difference(loaded, states(2, 1)).empty());
-    saving.save(states(1, 1));
+    EXPECT_EQ(kind, tells ? ErrorKind::kState : ErrorKind::kCorruptData) << message;
+    EXPECT_NE(message.find(place().name), std::string::npos) << message;
+    EXPECT_TRUE(!tells || message.find("replaced") != std::string::npos) << message;
+    EXPECT_TRUE(!tells || message.find("load again") != std::string::npos) << message;
+    EXPECT_FALSE(tells && is_checked) << "what has been checked can still be read: " << message;
+    EXPECT_EQ(difference(destinations, blanks(saved)), "") << "changed before the check had passed";
   }
+}
+
+TEST_P(StorageSuite, ACheckpointIsStillThereUntilAnotherIsCommitted) {
+  const int saved = several();
+  SavingRanks saving(place(), saved);
+  saving.save(states(1, saved));
+  LoadingRanks ranks(place(), saved);
+  const auto expect_there = [&](bool is_there, const char* when) {
+    for (int rank = 0; rank < saved; ++rank) {
+      EXPECT_EQ(ranks.reader(rank).is_still_there(), is_there || !GetParam().tells_replacement) << when << ", " << rank;
+    }
+  };
+  ranks.plan(blanks(saved));
+  ranks.check();
+  expect_there(true, "checked");
+  saving.plan(states(2, saved));
+  saving.write();
+  expect_there(GetParam().replaces, "not committed");
+  saving.finish();
+  expect_there(false, "committed");
+  saving.committed();
+  expect_there(false, "cleared away");
+  ranks.read();
+  EXPECT_EQ(difference(ranks.load(blanks(saved)), states(2, saved)), "") << "of the new one";
+  expect_there(true, "loaded anew");
 }
 
 TEST_P(StorageSuite, WhatIsLostIsSaidBeforeAnythingChanges) {

@@ -118,6 +118,7 @@ StorageCase safetensors_case(std::string name, MakeDirectory make_directory, Saf
   result.holds_many_parts = false;
   result.holds_dtype = [](c10::ScalarType dtype) { return safetensors_dtype(dtype).has_value(); };
   result.saves_alone = false;
+  result.tells_replacement = false;
   result.make_place = [=] {
     const std::shared_ptr<const Directory> directory = make_directory();
     StoragePlace place = place_in(directory);

@@ -83,7 +83,7 @@ struct Ranks {
       SavePlannerContext context{StorageMeta{"here", "save" + std::to_string(save_number), {}}, static_cast<int>(rank),
                                  static_cast<int>(count), static_cast<int>(rank) == coordinator, true};
       planners[rank]->set_up(states[rank], context);
-      exchanges.push_back(std::make_unique<SavePlanExchange>(*caches[rank]));
+      exchanges.push_back(std::make_unique<SavePlanExchange>(caches[rank].get()));  // null: a rank without one
       const SavePlan local = planners[rank]->create_local_plan();
       offers.push_back(
           sent(exchanges[rank]->offer(local, planners[rank]->fingerprint(), context, coordinator), outcome.sent[rank]));
@@ -108,8 +108,9 @@ struct Ranks {
       if (outcome.round_count > 2) return outcome;
     }
     EXPECT_LE(outcome.round_count, 2);
-    outcome.metadata = exchanges[leader()]->metadata();
+    outcome.metadata = exchanges[leader()]->take_metadata();
     for (std::size_t rank = 0; rank < count; ++rank) {
+      if (caches[rank] == nullptr) continue;
       EXPECT_EQ(caches[rank]->last_use().sent_bytes, outcome.sent[rank]);
       EXPECT_EQ(caches[rank]->last_use().received_bytes, outcome.received[rank]);
       if (!fails) exchanges[rank]->keep();
@@ -287,6 +288,46 @@ TEST(PlanCache, ARankThatLostItsCacheSendsItsPlanAlone) {
   expect_few(ranks.save_and_compare());
 }
 
+TEST(PlanCache, RanksWithoutOneSendTheirPlansEachTimeAndTheOthersDoNot) {
+  Ranks ranks(3);
+  ranks.caches[1].reset();
+  ranks.save_and_compare();
+  for (int i = 0; i < 2; ++i) {
+    const Outcome outcome = ranks.save_and_compare();
+    EXPECT_EQ(outcome.round_count, 1);
+    EXPECT_EQ(outcome.global_plan_count, 1);
+    EXPECT_GT(outcome.sent[1], 500u);
+    EXPECT_GT(outcome.received[1], kFew);
+    for (const std::size_t rank : {0, 2}) {
+      EXPECT_LT(outcome.sent[rank], kFew);
+      EXPECT_LT(outcome.received[rank], kFew);
+    }
+  }
+  // It gets one, another loses it; a coordinator that lost its own asks also the rank that has none.
+  ranks.caches[1] = std::make_unique<SavePlanCache>();
+  ranks.save_and_compare();
+  expect_few(ranks.save_and_compare());
+  ranks.caches[2].reset();
+  ranks.caches[0] = std::make_unique<SavePlanCache>();
+  EXPECT_EQ(ranks.save_and_compare().round_count, 2);
+  EXPECT_EQ(ranks.save_and_compare().round_count, 1);
+}
+
+TEST(PlanCache, WithoutTheCoordinatorsAllPlansAreSent) {
+  Ranks ranks(3);
+  ranks.save_and_compare();
+  ranks.caches[0].reset();
+  EXPECT_EQ(ranks.save_and_compare().round_count, 2) << "the others do not know yet";
+  for (int i = 0; i < 2; ++i) {
+    const Outcome outcome = ranks.save_and_compare();
+    EXPECT_EQ(outcome.round_count, 1);
+    for (const std::size_t bytes : outcome.sent) EXPECT_GT(bytes, 500u);
+  }
+  for (auto& cache : ranks.caches) cache.reset();
+  EXPECT_EQ(ranks.save_and_compare().round_count, 1);
+  EXPECT_EQ(ranks.save_and_compare().global_plan_count, 1);
+}
+
 TEST(PlanCache, ACoordinatorThatLostItsCacheAsksAllForTheirPlans) {
   Ranks ranks(3);
   ranks.save();
@@ -439,7 +480,7 @@ TEST(PlanCache, ForeignMessagesAreRefused) {
   expect_error_with(ErrorKind::kCorruptData, {"3", "kind"}, [&] { decode(in, decoded); });
 
   SavePlanCache cache;
-  SavePlanExchange exchange(cache);
+  SavePlanExchange exchange(&cache);
   std::vector<SavePlanOffer> offers = {{"", Bytes{0, 1}}};
   expect_error_with(ErrorKind::kCorruptData, {}, [&] {
     exchange.answer(

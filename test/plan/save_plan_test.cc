@@ -110,7 +110,7 @@ WriteItem shard_item(std::string key, Sizes size, Box chunk) {
   return item;
 }
 
-SavePlan plan_of(std::vector<WriteItem> items) { return {std::move(items), std::nullopt, {}}; }
+SavePlan plan_of(std::vector<WriteItem> items) { return {std::move(items), {}, {}}; }
 
 TEST(WriteItems, OnePerLocalChunkAndOnePerObject) {
   const at::Tensor weight = at::arange(12, at::kFloat).view({3, 4}).t().set_requires_grad(true);

@@ -74,9 +74,36 @@ class RandomPlans {
     return info;
   }
 
+  /// As planners make them: items in the order of the paths, some keys several times.
+  SavePlan usual_save_plan() {
+    SavePlan plan;
+    TensorProperties same = properties();
+    for (std::size_t i = 0; i < 6; ++i) {
+      const Path path = {PathItem::dict_key("model"), PathItem::dict_key(std::to_string(i))};
+      const std::string key = below(2) == 0 ? flat_key(path) : "other key " + std::to_string(i);
+      plan.planner_data.edit().insert(key, path);
+      for (std::size_t left = below(3); left > 0; --left) {
+        WriteItem item;
+        item.index.fqn = key;
+        item.type = static_cast<WriteItemType>(below(3));
+        if (item.is_tensor()) {
+          const std::int64_t rows = integer();
+          item.chunk = {{rows, 0}, {1, 3}};
+          item.size = below(2) == 0 ? Sizes{1, 3} : Sizes{rows, 3};
+          if (below(4) == 0) same = properties();
+          item.properties = same;
+        }
+        if (below(4) != 0) item.index.offset = item.chunk.offsets;
+        if (below(2) == 0) item.index.index = integer();
+        plan.items.push_back(std::move(item));
+      }
+    }
+    return plan;
+  }
+
   SavePlan save_plan() {
     SavePlan plan;
-    plan.planner_data = paths();
+    if (auto map = paths()) plan.planner_data = PlannerPaths(*std::move(map));
     plan.storage_data = text();
     for (std::size_t left = below(5); left > 0; --left) {
       WriteItem item;
@@ -99,6 +126,12 @@ class RandomPlans {
       plan.items.push_back({static_cast<ReadItemType>(below(2)), index(), sizes(), index(), sizes(), sizes()});
     }
     return plan;
+  }
+
+  std::vector<WriteResult> write_results() {
+    std::vector<WriteResult> results;
+    for (std::size_t left = below(5); left > 0; --left) results.push_back(write_result());
+    return results;
   }
 
   WriteResult write_result() {
@@ -162,7 +195,7 @@ void expect_same(const std::optional<OrderedMap<std::string, Path>>& a,
 }
 
 void expect_same(const SavePlan& a, const SavePlan& b) {
-  expect_same(a.planner_data, b.planner_data);
+  EXPECT_TRUE(a.planner_data == b.planner_data);
   EXPECT_EQ(a.storage_data, b.storage_data);
   ASSERT_EQ(a.items.size(), b.items.size());
   for (std::size_t i = 0; i < a.items.size(); ++i) {
@@ -192,6 +225,11 @@ void expect_same(const WriteResult& a, const WriteResult& b) {
   EXPECT_EQ(a.size_in_bytes, b.size_in_bytes);
   EXPECT_EQ(a.storage, b.storage);
   EXPECT_EQ(a.block_sums, b.block_sums);
+}
+
+void expect_same(const std::vector<WriteResult>& a, const std::vector<WriteResult>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) expect_same(a[i], b[i]);
 }
 
 void expect_same(const StorageMetadata& a, const StorageMetadata& b) {
@@ -238,36 +276,219 @@ TEST(Wire, RoundTripsAndNoticesEveryCut) {
   for (unsigned seed = 0; seed < 40; ++seed) {
     RandomPlans random(seed);
     check_round_trip_and_cuts(random.save_plan());
+    check_round_trip_and_cuts(random.usual_save_plan());
+    check_round_trip_and_cuts(random.write_results());
     check_round_trip_and_cuts(random.load_plan());
     check_round_trip_and_cuts(random.write_result());
     check_round_trip_and_cuts(random.metadata());
   }
 }
 
-TEST(Wire, ForeignBytesAreCorruptDataOrAPlan) {
+/// Changes each byte of a message. Returns how many of these were refused.
+template <typename T>
+int change_bytes(const T& value, RandomPlans& random) {
   int refused_count = 0;
-  for (unsigned seed = 0; seed < 40; ++seed) {
-    RandomPlans random(seed);
-    const Bytes bytes = encoded(random.metadata());
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      Bytes changed = bytes;
-      changed[i] = static_cast<std::uint8_t>(changed[i] + 1 + random.below(255));
-      try {
-        decoded<Metadata>(changed);
-      } catch (const Error& error) {
-        ASSERT_EQ(error.kind(), ErrorKind::kCorruptData) << error.what();
-        ++refused_count;
-      }
+  const Bytes bytes = encoded(value);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    Bytes changed = bytes;
+    changed[i] = static_cast<std::uint8_t>(changed[i] + 1 + random.below(255));
+    try {
+      decoded<T>(changed);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kCorruptData) << error.what();
+      ++refused_count;
     }
   }
-  EXPECT_GT(refused_count, 500);
+  return refused_count;
+}
+
+TEST(Wire, ForeignBytesAreCorruptDataOrAPlan) {
+  int refused_plans = 0;
+  int refused_results = 0;
+  int refused_metadata = 0;
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    RandomPlans random(seed);
+    refused_plans += change_bytes(random.usual_save_plan(), random) + change_bytes(random.save_plan(), random);
+    refused_results += change_bytes(random.write_results(), random);
+    refused_metadata += change_bytes(random.metadata(), random);
+  }
+  EXPECT_GT(refused_plans, 500);
+  EXPECT_GT(refused_results, 500);
+  EXPECT_GT(refused_metadata, 500);
 }
 
 TEST(Wire, HugeCountsAndNumbersAreRefusedBeforeAllocating) {
   const Bytes huge_count = {0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f};
-  test::expect_error(ErrorKind::kCorruptData, "entries", [&] { decoded<SavePlan>(huge_count); });
+  test::expect_error(ErrorKind::kCorruptData, "items", [&] { decoded<SavePlan>(huge_count); });
   const Bytes too_long = {0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01};
   test::expect_error(ErrorKind::kCorruptData, "64 bits", [&] { decoded<SavePlan>(too_long); });
+}
+
+/// A plan of one object whose paths' section is `section`, item flags `flags`.
+Bytes plan_of(const Bytes& section, const Bytes& items) {
+  Bytes bytes = {1, static_cast<std::uint8_t>(section.size())};
+  bytes.insert(bytes.end(), section.begin(), section.end());
+  bytes.insert(bytes.end(), items.begin(), items.end());
+  bytes.push_back(0);  // no storage data
+  return bytes;
+}
+
+TEST(Wire, SectionsOfPathsThatAreNoneAreRefused) {
+  const Bytes object = {1, 2};              // one item, an object whose key is the next one
+  const Bytes path = {2, 0, 0, 1, 'a'};     // one step, key left out: "a"
+  const Bytes good = {1, 2, 0, 0, 1, 'a'};  // one of these
+  EXPECT_EQ(decoded<SavePlan>(plan_of(good, object)).items[0].index.fqn, "a");
+  struct Case {
+    const char* what;
+    Bytes section;
+    const char* said;
+  };
+  const std::vector<Case> cases = {
+      {"no count", {}, "too short"},
+      {"more paths than bytes", {9, 2, 0, 0, 1, 'a'}, "announces 9 paths"},
+      {"fewer paths than bytes", {1, 2, 0, 0, 1, 'a', 2}, "1 are too many"},
+      {"no path left", {2, 2, 0, 0, 1, 'a'}, "too short"},
+      {"a path longer than its bytes", {1, 120, 0, 0, 1, 'a'}, "a path of 60 steps"},
+      {"a step of no kind", {1, 2, 3, 0, 1, 'a'}, "3 for a path step"},
+      {"a text that never came", {1, 2, 0, 7}, "string 7 of 0"},
+      {"a text longer than its bytes", {1, 2, 0, 0, 9, 'a'}, "announces 9 characters"},
+      {"a key twice", {2, 2, 0, 0, 1, 'a', 2, 0, 1}, "'a' twice"},
+      {"a key twice, once as text", {2, 2, 0, 0, 1, 'a', 3, 0, 1, 1, 'a'}, "'a' twice"},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.what);
+    test::expect_error(ErrorKind::kCorruptData, one.said, [&] { decoded<SavePlan>(plan_of(one.section, object)); });
+  }
+  Bytes beyond = plan_of(good, object);
+  beyond[1] = 100;
+  test::expect_error(ErrorKind::kCorruptData, "announces 100 bytes of paths", [&] { decoded<SavePlan>(beyond); });
+  // Also where a plan before had the paths that the bytes begin with.
+  SavePlanDecoder decoder;
+  decoder.decode(plan_of(good, object));
+  test::expect_error(ErrorKind::kCorruptData, "1 are too many",
+                     [&] { decoder.decode(plan_of({1, 2, 0, 0, 1, 'a', 2}, object)); });
+}
+
+TEST(Wire, ItemsThatAreNoneAreRefused) {
+  const Bytes paths = {1, 2, 0, 0, 1, 'a'};
+  struct Case {
+    const char* what;
+    Bytes items;
+    const char* said;
+  };
+  const std::vector<Case> cases = {
+      {"a type that there is not", {1, 3}, "3 for a write item"},
+      {"a flag that there is not", {1, 0x82, 0x08}, "1026 for a write item"},
+      {"more items than keys", {2, 2, 2}, "none of its paths'"},
+      {"a first item with the last one's key", {1, 6}, "without a key"},
+      {"many dimensions", {1, 0, 100, 0, 0, 0}, "100 dimensions"},
+      {"other properties of no dtype", {1, 0x20, 0, 0xff, 0, 0, 0, 0}, "255 for a dtype"},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.what);
+    Bytes items = one.items;
+    items.resize(items.size() + 200);
+    test::expect_error(ErrorKind::kCorruptData, one.said, [&] { decoded<SavePlan>(plan_of(paths, items)); });
+  }
+}
+
+/// With objects and paths of these keys.
+SavePlan plan_with_keys(std::initializer_list<const char*> keys) {
+  SavePlan plan;
+  for (const char* key : keys) {
+    plan.planner_data.edit().insert(key, {PathItem::dict_key(key)});
+    plan.items.emplace_back().index.fqn = key;
+  }
+  return plan;
+}
+
+// An item of a byte has the whole key of the one before.
+TEST(Wire, FewBytesDoNotBecomeMany) {
+  SavePlan plan;
+  plan.items.resize(1000);
+  for (WriteItem& item : plan.items) item.index.fqn = std::string(300, 'x');
+  SavePlan decoded;
+  const Bytes fair = to_bytes(plan);
+  EXPECT_NO_THROW(decoded = from_bytes<SavePlan>(fair));
+  EXPECT_EQ(decoded.items.size(), 1000u);
+  for (WriteItem& item : plan.items) item.index.fqn = std::string(20000, 'x');
+  const Bytes unfair = to_bytes(plan);
+  EXPECT_LT(unfair.size(), 30000u);
+  test::expect_error(ErrorKind::kCorruptData, "more than 256 bytes of each of its own",
+                     [&] { from_bytes<SavePlan>(unfair); });
+}
+
+TEST(SavePlanDecoder, PlansWithTheSamePathsShareThem) {
+  SavePlanDecoder decoder;
+  const SavePlan first = decoder.decode(encoded(plan_with_keys({"a", "b", "c"})));
+  const SavePlan same = decoder.decode(encoded(plan_with_keys({"a", "b", "c"})));
+  const SavePlan other = decoder.decode(encoded(plan_with_keys({"a", "b", "d"})));
+  const SavePlan turned = decoder.decode(encoded(plan_with_keys({"b", "a", "c"})));
+  const SavePlan shorter = decoder.decode(encoded(plan_with_keys({"a", "b"})));
+  const SavePlan none = decoder.decode(encoded(SavePlan()));
+  const SavePlan again = decoder.decode(encoded(plan_with_keys({"a", "b", "c"})));
+  EXPECT_EQ(&*first.planner_data, &*same.planner_data);
+  EXPECT_EQ(&*first.planner_data, &*again.planner_data) << "also after others";
+  EXPECT_NE(&*first.planner_data, &*other.planner_data);
+  EXPECT_NE(&*first.planner_data, &*turned.planner_data);
+  EXPECT_TRUE(other.planner_data->contains("d") && !other.planner_data->contains("c"));
+  EXPECT_EQ(turned.planner_data->begin()->first, "b");
+  EXPECT_EQ(shorter.planner_data->size(), 2u);
+  EXPECT_FALSE(none.planner_data);
+  EXPECT_EQ(other.items[2].index.fqn, "d");
+}
+
+TEST(SavePlanDecoder, EveryByteOfThePathsCounts) {
+  // Whatever byte is changed: if it is still a plan, it is the changed one.
+  const Bytes bytes = encoded(plan_with_keys({"aa", "bb", "cc"}));
+  int changed_count = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    SavePlanDecoder decoder;
+    const SavePlan first = decoder.decode(bytes);
+    Bytes changed = bytes;
+    changed[i] ^= 1;
+    try {
+      const SavePlan other = decoder.decode(changed);
+      expect_same(other, decoded<SavePlan>(changed));
+      changed_count += first.planner_data == other.planner_data ? 0 : 1;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kCorruptData) << error.what();
+    }
+  }
+  EXPECT_GE(changed_count, 6) << "each letter at least";
+}
+
+TEST(SavePlanDecoder, SharedPathsAreNotChangedByWhoEditsACopy) {
+  SavePlanDecoder decoder;
+  SavePlan first = decoder.decode(encoded(plan_with_keys({"a"})));
+  const SavePlan second = decoder.decode(encoded(plan_with_keys({"a"})));
+  first.planner_data.edit().insert("new", {PathItem::dict_key("new")});
+  EXPECT_EQ(first.planner_data->size(), 2u);
+  EXPECT_EQ(second.planner_data->size(), 1u);
+  EXPECT_EQ(decoder.decode(encoded(plan_with_keys({"a"}))).planner_data->size(), 1u);
+}
+
+TEST(SavePlanDecoder, ManyDifferentPathsAreKeptApart) {
+  SavePlanDecoder decoder;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 200; ++i) {
+      const std::string key = "key" + std::to_string(100 + i);
+      const SavePlan plan = decoder.decode(encoded(plan_with_keys({key.c_str()})));
+      EXPECT_EQ(plan.items[0].index.fqn, key);
+      EXPECT_TRUE(plan.planner_data->contains(key));
+    }
+  }
+}
+
+TEST(Wire, TheResultsOfARankNameTheirFileOnce) {
+  std::vector<WriteResult> results;
+  for (std::int64_t i = 0; i < 100; ++i) {
+    results.push_back({{"model.weight", Sizes{i, 0}, i}, 4096, {"__17_0.distcp.of.a.long.name", i * 4096, 4096, {}}});
+  }
+  EXPECT_LT(encoded(results).size(), 100u * 20u);
+  std::size_t one_by_one = 0;
+  for (const WriteResult& result : results) one_by_one += encoded(result).size();
+  EXPECT_GT(one_by_one, 100u * 50u);
 }
 
 TEST(Wire, RepeatedStringsCostAByteOrTwo) {

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "test/checkpoint/checkpoint_support.h"
@@ -131,10 +134,7 @@ class SliceCheckTest : public ::testing::Test {
   /// Flips a bit of an element's byte.
   void flip(std::int64_t byte) {
     Bytes bytes = contents_of(*files_, "c").at("__0_0.distcp");
-    const auto* elements = static_cast<const std::uint8_t*>(whole_.const_data_ptr());
-    const auto begin = std::search(bytes.begin(), bytes.end(), elements, elements + kRowBytes);
-    ASSERT_NE(begin, bytes.end());
-    *(begin + byte) ^= 2;
+    bytes.at(static_cast<std::size_t>(position_of_elements() + byte)) ^= 2;
     write_file(*files_, "c/__0_0.distcp", bytes);
   }
 
@@ -150,6 +150,28 @@ class SliceCheckTest : public ::testing::Test {
 
   std::string error_of_load(std::int64_t begin, std::int64_t count, FileSystemReaderOptions options = {}) {
     return error_of([&] { load(begin, count, options); });
+  }
+
+  /// How often each of the elements' bytes was read by the last load.
+  std::vector<int> reads_of_elements() {
+    std::vector<int> counts(kDataBytes, 0);
+    const std::vector<FileEvent> trace = files_->trace();
+    const std::int64_t position = position_of_elements();
+    for (const FileEvent& event : trace) {
+      if (event.op != FileOp::kRead || !event.path.ends_with(".distcp")) continue;
+      const std::int64_t begin = static_cast<std::int64_t>(event.offset) - position;
+      const std::int64_t end = begin + static_cast<std::int64_t>(event.bytes);
+      for (std::int64_t i = std::max<std::int64_t>(begin, 0); i < std::min(end, kDataBytes); ++i)
+        ++counts[static_cast<std::size_t>(i)];
+    }
+    return counts;
+  }
+
+  std::int64_t position_of_elements() {
+    const Bytes bytes = contents_of(*files_, "c").at("__0_0.distcp");
+    const auto* elements = static_cast<const std::uint8_t*>(whole_.const_data_ptr());
+    const auto begin = std::search(bytes.begin(), bytes.end(), elements, elements + kRowBytes);
+    return begin - bytes.begin();
   }
 
   std::uint64_t bytes_read(const std::string& ending) const {
@@ -267,6 +289,66 @@ TEST_F(SliceCheckTest, NothingElseIsReadForACheck) {
   EXPECT_LE(bytes_read(".distcp"), static_cast<std::uint64_t>(kDataBytes) + kFrame);
 }
 
+// Whatever the slices are, a block of which one of them has a part is read once, and no other.
+TEST_F(SliceCheckTest, EachNeededBlockIsReadOnceForAllSlicesOfAnItem) {
+  save();
+  struct Case {
+    const char* name;
+    std::vector<Box> boxes;
+  };
+  std::vector<Case> cases = {
+      {"columns", {make_box({0, 0}, {44, 9000}), make_box({0, 9000}, {44, 1}), make_box({0, 9001}, {44, 23767})}},
+      {"rows that end in blocks",
+       {make_box({0, 0}, {3, kColumns}), make_box({3, 0}, {20, kColumns}), make_box({23, 0}, {21, kColumns})}},
+      {"single rows", {}},
+      {"quarters",
+       {make_box({0, 0}, {22, 16384}), make_box({0, 16384}, {22, 16384}), make_box({22, 0}, {22, 16384}),
+        make_box({22, 16384}, {22, 16384})}},
+      {"far apart", {make_box({0, 5}, {2, 7}), make_box({41, 100}, {3, 20'000}), make_box({18, 0}, {1, 1})}},
+      {"many columns", {}},
+      {"one inside another's span", {make_box({0, 0}, {44, 10}), make_box({17, 10}, {6, 32'758})}}};
+  for (std::int64_t row = 0; row < kRows; ++row) cases[2].boxes.push_back(make_box({row, 0}, {1, kColumns}));
+  for (std::int64_t i = 0; i < 64; ++i) cases[5].boxes.push_back(make_box({0, i * 512}, {kRows, 512}));
+  for (const auto& [name, boxes] : cases) {
+    for (const bool is_other_dtype : {false, true}) {
+      SCOPED_TRACE(c10::str(name, is_other_dtype ? " to double" : ""));
+      std::vector<Shard> shards;
+      std::vector<int> needed(kDataBytes / kMiB + 1, 0);
+      for (const Box& box : boxes) {
+        at::Tensor destination = pattern(box.sizes, is_other_dtype ? at::kDouble : at::kFloat);
+        shards.push_back({destination, box.offsets});
+        for (std::int64_t row = box.offsets[0]; row < box.offsets[0] + box.sizes[0]; ++row) {
+          const std::int64_t begin = row * kRowBytes + box.offsets[1] * 4;
+          for (std::int64_t block = begin / kMiB; block <= (begin + box.sizes[1] * 4 - 1) / kMiB; ++block) {
+            needed[static_cast<std::size_t>(block)] = 1;
+          }
+        }
+      }
+      StateDict state = {{"t", ShardedTensor({kRows, kColumns}, shards[0].tensor.scalar_type(), shards)}};
+      files_->clear_trace();
+      place_.load(state, "c", {.dtype_policy = DtypePolicy::kAny}, whole_blocks_);
+      const std::vector<int> counts = reads_of_elements();
+      for (std::int64_t byte = 0; byte < kDataBytes; ++byte) {
+        ASSERT_EQ(counts[static_cast<std::size_t>(byte)], needed[static_cast<std::size_t>(byte / kMiB)])
+            << "byte " << byte;
+      }
+      for (std::size_t i = 0; i < boxes.size(); ++i) {
+        const Box& box = boxes[i];
+        const at::Tensor wanted = whole_.narrow(0, box.offsets[0], box.sizes[0])
+                                      .narrow(1, box.offsets[1], box.sizes[1])
+                                      .to(shards[i].tensor.scalar_type());
+        EXPECT_TRUE(bit_equal(shards[i].tensor, wanted)) << to_string(box);
+      }
+    }
+  }
+  flip(10 * kRowBytes + 5);
+  StateDict state = {{"t", ShardedTensor({kRows, kColumns}, at::kFloat,
+                                         {{pattern({44, 100}), {0, 0}}, {pattern({44, 100}), {0, 100}}})}};
+  const std::string text = error_of([&] { place_.load(state, "c", {}, whole_blocks_); });
+  EXPECT_NE(text.find("bytes [1048576, 2097152)"), std::string::npos) << text;
+  EXPECT_NE(text.find("changed already: t at [0, 0], t at [0, 100]"), std::string::npos) << text;
+}
+
 TEST_F(SliceCheckTest, WithoutSumsNothingIsChecked) {
   for (const bool is_removed : {true, false}) {
     const Metadata metadata = save({.overwrite_form = OverwriteForm::kRevokeFirst});
@@ -304,6 +386,119 @@ TEST_F(SliceCheckTest, SumsThatAreDamagedThemselvesAreTold) {
   EXPECT_NE(text.find("5 sums"), std::string::npos) << text;
   EXPECT_NE(text.find("t at [0, 0]"), std::string::npos) << text;
   EXPECT_TRUE(is_pattern(destination_)) << "found out too late";
+}
+
+/// Two ranks that save a half of the rows each, without collectives.
+class RankSumsTest : public SliceCheckTest {
+ protected:
+  void save_alone() {
+    run_ranks(2, [&](RankContext& ranks) {
+      SaveOptions options;
+      options.process_group = ranks.unconnected_group();
+      options.use_collectives = false;
+      const Metadata metadata =
+          Place{files_}.save_with({{"t", split(whole_, ranks)}, {"n", ranks.rank()}}, "c", options);
+      side_files_[static_cast<std::size_t>(ranks.rank())] =
+          c10::str("__", ranks.rank(), ".torch_dcp-", *metadata.storage_meta->save_id, ".json");
+    });
+  }
+
+  /// Flips a bit of row 30, which is in the second block of rank 1's half, rows 30 to 38 of all.
+  void damage() {
+    for (const std::string& name : names_in(*files_, "c")) {
+      if (!name.starts_with("__1_")) continue;
+      Bytes bytes = contents_of(*files_, "c").at(name);
+      const auto* row = static_cast<const std::uint8_t*>(whole_.const_data_ptr()) + 30 * kRowBytes;
+      const auto found = std::search(bytes.begin(), bytes.end(), row, row + kRowBytes);
+      ASSERT_NE(found, bytes.end());
+      *found ^= 1;
+      write_file(*files_, "c/" + name, bytes);
+    }
+  }
+
+  /// Rows 26 to 42, of which the block from row 30 on is whole.
+  std::string error_of_slice() { return error_of_load(26, 16); }
+
+  std::array<std::string, 2> side_files_;
+};
+
+TEST_F(RankSumsTest, EachRankHasASideFileBesideItsMetadata) {
+  save_alone();
+  std::set<std::string> names;
+  for (const std::string& name : names_in(*files_, "c")) names.insert(name);
+  EXPECT_EQ(names, (std::set<std::string>{"__0.metadata", "__0_0.distcp", side_files_[0], "__1.metadata",
+                                          "__1_0.distcp", side_files_[1]}));
+  FileSystemReader reader("c", {.file_system = files_});
+  const Metadata second = reader.read_plain_rank_metadata(1);
+  EXPECT_FALSE(reader.read_side_file(second)) << "it is no save of all ranks";
+  const SideFile side_file = reader.read_side_file(second, 1).value();
+  EXPECT_EQ(side_file.block_sums.items.size(), 1u);
+  EXPECT_EQ(find_side_file_fault(side_file, second), std::nullopt);
+  const VerifyReport report = verify("c", {.file_system = files_});
+  EXPECT_TRUE(report.is_sound());
+  EXPECT_TRUE(report.strays.empty());
+  EXPECT_TRUE(is_complete("c", files_));
+
+  // The next save of each takes its own old one away, and one with collectives both.
+  const auto old = side_files_;
+  save_alone();
+  const std::vector<std::string> now = names_in(*files_, "c");
+  EXPECT_EQ(now.size(), 6u);
+  for (const std::string& name : old) EXPECT_EQ(std::count(now.begin(), now.end(), name), 0) << name;
+  save();
+  EXPECT_EQ(names_in(*files_, "c").size(), 3u);
+}
+
+TEST_F(RankSumsTest, SlicesOfUnitedPartsAreChecked) {
+  save_alone();
+  EXPECT_TRUE(bit_equal(load(3, 40), whole_.narrow(0, 3, 40)));
+  damage();
+  const std::string text = error_of_slice();
+  for (const char* part : {"c/__1_0.distcp", "t at [22, 0]", "bytes [1048576, 2097152)"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
+  }
+  EXPECT_EQ(error_of_load(3, 19), "") << "of rank 0";
+  EXPECT_NE(error_of_load(31, 1, whole_blocks_), "");
+  EXPECT_EQ(error_of_load(26, 16, off_), "");
+  // Every rank learns whose sums there are.
+  for (const int reading : {0, 1}) {
+    run_ranks(2, [&](RankContext& ranks) {
+      const Place place = place_of(ranks, files_);
+      const std::int64_t begin = ranks.rank() == reading ? 26 : 3;
+      StateDict state = {{"t", ShardedTensor({kRows, kColumns}, at::kFloat, {{pattern({16, kColumns}), {begin, 0}}})}};
+      EXPECT_NE(error_of([&] { place.load(state, "c"); }).find("bytes [1048576, 2097152)"), std::string::npos);
+    });
+  }
+  // The side file of another rank, or none, says nothing of this one.
+  files_->remove_file("c/" + side_files_[0]);
+  EXPECT_NE(error_of_slice(), "");
+  files_->remove_file("c/" + side_files_[1]);
+  EXPECT_EQ(error_of_slice(), "");
+  const VerifyReport report = verify("c", {.file_system = files_});
+  EXPECT_EQ(report.faults.size(), 1u) << "the item has a checksum of its own";
+}
+
+TEST_F(RankSumsTest, SlicesOfARanksOwnPartAreChecked) {
+  save_alone();
+  damage();
+  run_ranks(2, [&](RankContext& ranks) {
+    LoadOptions options;
+    options.process_group = ranks.unconnected_group();
+    options.use_collectives = false;
+    const std::int64_t begin = ranks.rank() == 0 ? 3 : 26;
+    StateDict state = {{"t", ShardedTensor({kRows, kColumns}, at::kFloat, {{pattern({16, kColumns}), {begin, 0}}})}};
+    const std::string text = error_of([&] { Place{files_}.load(state, "c", options); });
+    EXPECT_EQ(text.find("CRC-32") != std::string::npos, ranks.rank() == 1) << text;
+  });
+}
+
+TEST_F(RankSumsTest, DamagedSideFilesAreNamed) {
+  save_alone();
+  write_file(*files_, "c/" + side_files_[1], Bytes(10, '{'));
+  EXPECT_NE(error_of_slice().find(side_files_[1]), std::string::npos) << error_of_slice();
+  const VerifyReport report = verify("c", {.file_system = files_});
+  ASSERT_EQ(report.faults.size(), 1u);
+  EXPECT_EQ(report.faults[0].file, side_files_[1]);
 }
 
 TEST_F(SliceCheckTest, EveryRanksSumsAreThere) {

@@ -162,6 +162,45 @@ TEST(Crash, AFirstSaveLeavesTheNewOrNothing) {
   CrashRun(2, OverwriteForm::kReplace, false).run();
 }
 
+// Its metadata, data and side file, which has the integer keys.
+TEST(Crash, ARankThatSavesAloneLeavesExactlyItsOldPartOrItsNew) {
+  const auto typed_state = [](int generation) {
+    StateDict state = whole_state(generation);
+    state["table"] = Dict{{Key(std::int64_t{generation}), counted({2}) + generation}};
+    return state;
+  };
+  SaveOptions alone;
+  alone.use_collectives = false;
+  std::set<int> found_generations;
+  bool is_over = false;
+  for (std::uint64_t stop = 0; !is_over; ++stop) {
+    const auto medium = make_crashing_file_system();
+    const auto files = std::make_shared<FaultInjectingFileSystem>(medium);
+    const Place place{files};
+    place.save_with(typed_state(1), "c", alone);
+    files->stop_after_changes(stop);
+    try {
+      place.save_with(typed_state(2), "c", alone);
+    } catch (const CheckpointError&) {
+    }
+    is_over = !files->is_stopped();
+    for_each_outcome(*medium, [&](const std::shared_ptr<CrashingFileSystem>& left, const std::string& how) {
+      SCOPED_TRACE(c10::str("stop after ", stop, " changes, ", how));
+      const StateDict found = Place{left}.rebuild("c");
+      const auto generation = static_cast<int>(found.at("n").as_int());
+      found_generations.insert(generation);
+      EXPECT_EQ(first_difference(found, typed_state(generation)), "");
+      const Metadata metadata = Place{left}.save_with(typed_state(3), "c", alone);
+      EXPECT_EQ(first_difference(Place{left}.rebuild("c"), typed_state(3)), "");
+      std::set<std::string> wanted = {"__0.metadata", "__0.torch_dcp-" + *metadata.storage_meta->save_id + ".json"};
+      for (const auto& [index, info] : metadata.storage_data) wanted.insert(info.relative_path);
+      const std::vector<std::string> names = names_in(*left, "c");
+      EXPECT_EQ(std::set<std::string>(names.begin(), names.end()), wanted);
+    });
+  }
+  EXPECT_EQ(found_generations, (std::set<int>{1, 2}));
+}
+
 /// A path, or the directory if the fault has hit it, and the cause.
 void expect_names_the_fault(const CheckpointError& error, const FileEvent& refused, const std::string& what) {
   const std::string text = error.what_without_backtrace();

@@ -29,11 +29,21 @@ TEST(FileLayout, NamesAreThoseOfPyTorch) {
   EXPECT_EQ(file_layout::data_file_name(12, 7, "0123abcd"), "__12_7-0123abcd.distcp");
   EXPECT_EQ(file_layout::rank_metadata_name(3), "__3.metadata");
   EXPECT_EQ(file_layout::side_file_name("an-id"), ".torch_dcp-an-id.json");
+  EXPECT_EQ(file_layout::side_file_name("an-id", 12), "__12.torch_dcp-an-id.json");
+}
+
+TEST(FileLayout, DataFilesNameTheirRank) {
+  EXPECT_EQ(file_layout::rank_of_data_file("__3_0.distcp"), 3);
+  EXPECT_EQ(file_layout::rank_of_data_file("__12_7-0123abcd.distcp"), 12);
+  for (const char* name : {"__3.metadata", "__x_0.distcp", "other_3_0.distcp", "__99999999999_0.distcp", ""}) {
+    EXPECT_EQ(file_layout::rank_of_data_file(name), std::nullopt) << name;
+  }
 }
 
 TEST(FileLayout, OnlyNamesThatASaveMakesAreTakenForItsFiles) {
   for (const char* name : {".metadata", ".metadata.tmp", "__0_0.distcp", "__11_22.distcp", "__0_0-0123abcd.distcp",
-                           "__3.metadata", "__3.metadata.tmp", ".torch_dcp-x.json", ".torch_dcp-x.json.tmp"}) {
+                           "__3.metadata", "__3.metadata.tmp", ".torch_dcp-x.json", ".torch_dcp-x.json.tmp",
+                           "__3.torch_dcp-x.json", "__3.torch_dcp-x.json.tmp"}) {
     EXPECT_TRUE(file_layout::is_checkpoint_file(name)) << name;
   }
   for (const char* name : {"",
@@ -56,6 +66,9 @@ TEST(FileLayout, OnlyNamesThatASaveMakesAreTakenForItsFiles) {
                            "notes.json",
                            ".torch_dcp",
                            "__-1.metadata",
+                           "__.torch_dcp-x.json",
+                           "__x.torch_dcp-x.json",
+                           "3.torch_dcp-x.json",
                            ".metadata.bak"}) {
     EXPECT_FALSE(file_layout::is_checkpoint_file(name)) << name;
   }

@@ -1,14 +1,18 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "test/checkpoint/checkpoint_support.h"
 #include "test/support/expect_error.h"
 #include "test/support/fault_injecting_file_system.h"
+#include "torch_dcp/format/crc32.h"
 #include "torch_dcp/format/torch_archive.h"
 #include "torch_dcp/plan/default_save_planner.h"
 #include "torch_dcp/plan/write_items.h"
@@ -168,6 +172,63 @@ TEST_F(ItemTest, AWholeItemIsOneCallWithoutTheChecksum) {
   read_tensor_region(*file_, kItemOffset, item, {0, 0}, {1024, 1024}, destination, {.verify_checksum = true});
   EXPECT_EQ(bytes_read(), 4u << 20);
   EXPECT_TRUE(bit_equal(destination, whole));
+}
+
+// Regions that overlap, of any number of dimensions, with blocks that begin anywhere in them.
+TEST_F(ItemTest, RegionsOfOnePassComeBackAndReadEachBlockOnce) {
+  std::mt19937 random(17);
+  const auto below = [&](std::int64_t end) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(end)); };
+  for (int round = 0; round < 200; ++round) {
+    Sizes sizes;
+    for (std::int64_t d = below(5); d > 0; --d) sizes.push_back(1 + below(9));
+    const at::Tensor whole = counted(sizes, round % 3 == 0 ? at::kDouble : at::kFloat);
+    const std::int64_t element_bytes = whole.element_size();
+    write(whole);
+    const TensorItem item = open();
+    const std::int64_t block_bytes = element_bytes * (1 + below(40));
+    std::vector<std::uint32_t> sums;
+    const ByteSpan bytes{static_cast<const std::uint8_t*>(whole.const_data_ptr()), whole.nbytes()};
+    for (std::size_t at = 0; at < bytes.size(); at += static_cast<std::size_t>(block_bytes)) {
+      sums.push_back(crc32_of(bytes.subspan(at, std::min(bytes.size() - at, static_cast<std::size_t>(block_bytes)))));
+    }
+    std::set<std::int64_t> needed;
+    std::vector<Box> boxes(1 + static_cast<std::size_t>(below(5)));
+    std::vector<WantedRegion> regions;
+    const at::Tensor numbers = at::arange(whole.numel()).view(sizes);
+    for (Box& box : boxes) {
+      at::Tensor wanted = numbers;
+      for (std::size_t d = 0; d < sizes.size(); ++d) {
+        box.offsets.push_back(below(3) == 0 ? 0 : below(sizes[d]));
+        box.sizes.push_back(below(3) == 0 ? sizes[d] - box.offsets[d] : 1 + below(sizes[d] - box.offsets[d]));
+        wanted = wanted.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.sizes[d]);
+      }
+      const at::Tensor flat = wanted.reshape({-1});
+      for (std::int64_t i = 0; i < flat.numel(); ++i) {
+        needed.insert(flat[i].item<std::int64_t>() * element_bytes / block_bytes);
+      }
+      at::Tensor destination = pattern(box.sizes, below(3) == 0 ? at::kDouble : whole.scalar_type());
+      if (below(3) == 0 && destination.dim() > 1) destination = pattern({box.sizes[1], box.sizes[0]}).t();
+      if (destination.sizes() != c10::IntArrayRef(box.sizes)) destination = pattern(box.sizes);
+      regions.push_back({box.offsets, box.sizes, destination});
+    }
+    files_->clear_trace();
+    read_tensor_regions(*file_, kItemOffset, item, regions,
+                        {.copy_bytes = 1 + below(100), .sums = ItemSums{block_bytes, &sums, true}});
+    std::uint64_t needed_bytes = 0;
+    for (const std::int64_t block : needed) {
+      needed_bytes += static_cast<std::uint64_t>(
+          std::min(block_bytes, static_cast<std::int64_t>(whole.nbytes()) - block * block_bytes));
+    }
+    ASSERT_EQ(bytes_read(), needed_bytes) << "round " << round;
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      at::Tensor wanted = whole;
+      for (std::size_t d = 0; d < sizes.size(); ++d) {
+        wanted = wanted.narrow(static_cast<std::int64_t>(d), boxes[i].offsets[d], boxes[i].sizes[d]);
+      }
+      const at::Tensor& destination = regions[i].destination;
+      ASSERT_TRUE(bit_equal(destination, wanted.to(destination.scalar_type()))) << "round " << round;
+    }
+  }
 }
 
 TEST_F(ItemTest, EveryFlippedBitOfTheElementsIsFound) {

@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "torch_dcp/io/span_file.h"
@@ -142,6 +144,66 @@ TEST(RegionReader, TheStatedHoleDecidesWhatIsReadAlong) {
   const CountingFile file(bytes);
   EXPECT_EQ(read(file, {0, 1, {100, 101}, {0, 0}, {100, 100}}, 0).size(), 10'000u);
   EXPECT_EQ(file.bytes, 10'000u);
+}
+
+// The rule in `read_region`'s description, and the limits that follow from it.
+TEST(RegionReader, WhatIsReadAlongIsAsStated) {
+  const Bytes bytes = noise(1 << 20);
+  constexpr std::int64_t kCount = 20;
+  for (const std::int64_t most : {0, 64, 4096, 20'000}) {
+    for (const std::int64_t run : {1, 15, 16, 17, 100, 1023, 1024, 1025, 5000, 20'000}) {
+      for (const std::int64_t hole : {1, 32, 63, 64, 65, 640, 4096, 4097, 20'000, 20'001}) {
+        const CountingFile file(bytes);
+        const FileRegion region = {3, 1, {kCount, run + hole}, {0, 0}, {kCount, run}};
+        if (3 + kCount * (run + hole) > std::int64_t{1} << 20) continue;
+        const Bytes found = read(file, region, most);
+        for (std::int64_t i = 0; i < kCount; ++i) {
+          const auto wanted = bytes.begin() + 3 + i * (run + hole);
+          ASSERT_TRUE(std::equal(wanted, wanted + run, found.begin() + i * run)) << run << " " << hole << " " << most;
+        }
+        const bool is_joined = hole <= most && (run < most / 4 || hole <= run / 32);
+        EXPECT_EQ(file.bytes, static_cast<std::uint64_t>(kCount * run + (is_joined ? (kCount - 1) * hole : 0)))
+            << run << " " << hole << " " << most;
+        EXPECT_EQ(file.calls, is_joined ? 1u : static_cast<std::uint64_t>(kCount)) << run << " " << hole << " " << most;
+      }
+    }
+  }
+}
+
+/// Bytes read for each wanted one where arrays of `rows` x `columns` floats, cut along their columns in `from` files,
+/// are read in `to` parts.
+double read_for_each_wanted(std::int64_t columns, std::int64_t from, std::int64_t to) {
+  constexpr std::int64_t kRows = 256;
+  const Bytes bytes(static_cast<std::size_t>(kRows * columns * 4));
+  const CountingFile file(bytes);
+  const auto part = [columns](std::int64_t count, std::int64_t number) {
+    const std::int64_t each = (columns + count - 1) / count;
+    return std::pair(std::min(columns, number * each), std::min(columns, (number + 1) * each));
+  };
+  std::int64_t wanted = 0;
+  for (std::int64_t i = 0; i < from; ++i) {
+    for (std::int64_t j = 0; j < to; ++j) {
+      const auto [held_begin, held_end] = part(from, i);
+      const auto [begin, end] = part(to, j);
+      const std::int64_t first = std::max(held_begin, begin);
+      const std::int64_t length = std::min(held_end, end) - first;
+      if (length <= 0) continue;
+      read(file, {0, 4, {kRows, held_end - held_begin}, {0, first - held_begin}, {kRows, length}});
+      wanted += kRows * length * 4;
+    }
+  }
+  return static_cast<double>(file.bytes) / static_cast<double>(wanted);
+}
+
+TEST(RegionReader, CutsAlongColumnsReadWhatTheOptionSays) {
+  for (const auto& [columns, ratios] : std::vector<std::pair<std::int64_t, std::vector<double>>>{
+           {1024, {1.5, 1.6, 1.0, 1.0, 8.0}}, {4096, {1.0, 1.5, 1.0, 1.0, 1.0}}, {16'384, {1.0, 1.0, 1.0, 1.0, 1.0}}}) {
+    EXPECT_NEAR(read_for_each_wanted(columns, 4, 3), ratios[0], 0.05) << columns;
+    EXPECT_NEAR(read_for_each_wanted(columns, 8, 6), ratios[1], 0.05) << columns;
+    EXPECT_NEAR(read_for_each_wanted(columns, 8, 2), ratios[2], 0.05) << columns;
+    EXPECT_NEAR(read_for_each_wanted(columns, 1, 2), ratios[3], 0.05) << columns;
+    EXPECT_NEAR(read_for_each_wanted(columns, 1, 8), ratios[4], 0.05) << columns;
+  }
 }
 
 TEST(RegionReader, WhatIsReadAtOnceIsBounded) {

@@ -38,7 +38,7 @@ void StreamSavePlanner::set_up(const StateDict& state, const SavePlannerContext&
 
 SavePlan StreamSavePlanner::create_local_plan() {
   SavePlan plan;
-  if (source_.has_paths()) plan.planner_data.emplace();
+  if (source_.has_paths()) plan.planner_data.edit();
   for (const auto& [key, leaf] : source_.leaves()) {
     if (leaf.value.is_tensor()) {
       add_tensor(key, leaf.value.as_tensor(), source_.requiring_grad().contains(key), max_chunk_bytes_, plan.items);
@@ -47,7 +47,7 @@ SavePlan StreamSavePlanner::create_local_plan() {
       item.index.fqn = key;
       plan.items.push_back(std::move(item));
     }
-    if (plan.planner_data) plan.planner_data->insert(key, leaf.path);
+    if (plan.planner_data) plan.planner_data.edit().insert(key, leaf.path);
   }
   return plan;
 }

@@ -21,7 +21,7 @@ def _room(floor, folders="", libtorch="c10", libraries="", public=True):
 
 _LEFT = "transform state_dict tensor comm base"
 _RIGHT = "plan state_dict tensor pickle io base"
-_ALL = "checkpoint storage fsdp format model_state plan transform state_dict tensor comm pickle io base"
+_ALL = "peer_memory memory checkpoint storage fsdp format model_state plan transform state_dict tensor comm pickle io base"
 
 ROOMS = {
     "base": _room(0),
@@ -30,6 +30,7 @@ ROOMS = {
     "tensor": _room(1, "base", "c10 aten c10d"),
     "comm": _room(1, "base", "c10 aten c10d", "gloo"),
     "state_dict": _room(2, "tensor base", "c10 aten"),
+    "memory": _room(2, "io base"),
     "transform": _room(3, "state_dict tensor comm io base", "c10 aten c10d"),
     "plan": _room(3, "state_dict tensor base", "c10 aten"),
     "model_state": _room(4, _LEFT, "c10 aten c10d nn"),
@@ -37,6 +38,7 @@ ROOMS = {
     "fsdp": _room(5, "model_state " + _LEFT, "c10 aten c10d nn"),
     "storage": _room(5, "format plan state_dict tensor comm io base", "c10 aten c10d"),
     "checkpoint": _room(6, "storage plan transform state_dict tensor comm io base", "c10 aten c10d"),
+    "peer_memory": _room(6, "memory storage format plan state_dict tensor comm io base", "c10 aten c10d"),
     "extension": _room(7, _ALL, "c10 aten c10d nn umbrella"),
     "examples": _room(7, _ALL, "c10 aten c10d nn umbrella", "gloo cli11"),
 }

@@ -1,5 +1,7 @@
 #include "torch_dcp/checkpoint/load.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -54,18 +56,8 @@ class LoadRun {
         rule_(rule) {}
 
   LoadReport run(bool wants_rollback) {
-    // One rank decides which kind of checkpoint it is, so that all go the same way.
-    std::tie(metadata_, is_merged_) = broadcast_step(comm_, "metadata", [this] {
-      std::optional<Metadata> metadata = reader().read_metadata();
-      const bool is_of_ranks = !metadata;
-      if (is_of_ranks && use_collectives_) metadata = reader().read_merged_metadata();
-      return std::pair(std::move(metadata), is_of_ranks);
-    });
-    plan();
-    status_step(comm_, "check", [this] {
-      plan_ = planner_.finish_plan(std::move(plan_));
-      reader().check(plan_, planner_);
-    });
+    // Beside a save that replaces the checkpoint. Nothing has been changed yet, so that all can begin anew.
+    if (!plan_and_check(/*is_last_try=*/false)) plan_and_check(/*is_last_try=*/true);
     std::optional<Rollback> rollback;
     if (wants_rollback) status_step(comm_, "copy", [&] { rollback.emplace(plan_, planner_, state_); });
     try {
@@ -91,6 +83,51 @@ class LoadRun {
   }
 
  private:
+  using FoundMetadata = std::pair<std::optional<Metadata>, bool>;
+
+  /// Everything before the first change.
+  ///
+  /// \returns Alike on every rank, off if the checkpoint was replaced meanwhile; throws then at the last try.
+  bool plan_and_check(bool is_last_try) {
+    replaced_.reset();
+    // One rank decides which kind of checkpoint it is, so that all go the same way.
+    std::tie(metadata_, is_merged_) = broadcast_step(comm_, "metadata", [&] {
+      try {
+        return find_metadata();
+      } catch (const Error&) {
+        if (!reader_ || reader_->is_still_there()) throw;
+        return find_metadata();
+      }
+    });
+    plan();
+    const auto check = [&]() -> std::uint8_t {
+      plan_ = planner_.finish_plan(std::move(plan_));
+      try {
+        reader().check(plan_, planner_);
+      } catch (const Error& error) {
+        if (is_last_try || error.kind() != ErrorKind::kState || reader().is_still_there()) throw;
+        return 0;
+      }
+      return 1;
+    };
+    // What all ranks have opened is of one checkpoint if that is still there afterwards.
+    const auto decide = [&](const std::vector<std::uint8_t>& was_there) -> std::uint8_t {
+      if (std::count(was_there.begin(), was_there.end(), 0) == 0 && reader().is_still_there()) return 1;
+      DCP_CHECK(!is_last_try, kState, reader().place(),
+                ": the checkpoint was replaced or removed while it was being read, and so was the one after it: load "
+                "again when it is not being saved");
+      return 0;
+    };
+    return reduce_step(comm_, "check", check, decide) != 0;
+  }
+
+  FoundMetadata find_metadata() {
+    std::optional<Metadata> metadata = reader().read_metadata();
+    const bool is_of_ranks = !metadata;
+    if (is_of_ranks && use_collectives_) metadata = reader().read_merged_metadata();
+    return {std::move(metadata), is_of_ranks};
+  }
+
   /// Puts the destinations back, if there are copies, and adds to the error what is true now. (What a Stateful took
   /// over itself stays.)
   void undo(const std::optional<Rollback>& rollback, Error& error, const char* changed) {
@@ -133,10 +170,20 @@ class LoadRun {
         });
   }
 
-  /// What this rank saved; nothing if fewer ranks have saved than load.
-  std::optional<Metadata> read_own_metadata() {
+  /// What this rank saved; read again if it has just been replaced.
+  Metadata read_rank_metadata() {
     try {
       return reader().read_rank_metadata(rank_);
+    } catch (const Error&) {
+      if (reader().is_still_there()) throw;
+      return reader().read_rank_metadata(rank_);
+    }
+  }
+
+  /// Nothing if fewer ranks have saved than load.
+  std::optional<Metadata> read_own_metadata() {
+    try {
+      return read_rank_metadata();
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kNotFound) throw;
       return std::nullopt;
@@ -146,7 +193,7 @@ class LoadRun {
   LoadPlan plan_locally() {
     if (rule_ == internal::StatefulRule::kRefuse) refuse_all_stateful(state_);
     if (!metadata_) {
-      metadata_ = reader().read_rank_metadata(rank_);
+      metadata_ = read_rank_metadata();
     } else if (is_merged_) {
       if (const std::optional<Metadata> own = read_own_metadata()) prefer_rank_metadata(*metadata_, *own);
     }

@@ -43,6 +43,12 @@ struct LoadOptions {
 /// Names, kinds, sizes, dtypes, coverage, files and items are checked on all ranks before the first destination is
 /// changed.
 ///
+/// Beside a save that replaces the checkpoint a load gives the old one, the new one, or an error, never a mixture. If
+/// the old one is replaced before all ranks have checked, they begin anew with the new one, once (and ask each Stateful
+/// for its state once more); after that, or in a checkpoint with more files than a rank keeps open (256), the error is
+/// kState, says that the checkpoint was replaced, and to load again. (For storages that can tell:
+/// `StorageReader::is_still_there`.)
+///
 /// \param state  The destinations. Keys that it lacks are not loaded, and reported as unexpected.
 /// \throws dcp::CheckpointError, alike on every rank. From the steps "metadata", "plan" and "check" nothing was
 ///         changed; from "read" and "apply" the message says what was (see `rollback`).

@@ -30,12 +30,13 @@ class SaveRun {
         planner_(planner),
         comm_(comm),
         must_check_replicas_(options.check_replicas),
-        rule_(rule) {
+        rule_(rule),
+        has_plan_cache_(options.plan_cache != nullptr),
+        exchange_(options.plan_cache.get()) {
     planner_context_.rank = rank;
     planner_context_.world_size = comm.size();
     planner_context_.is_coordinator = comm.is_coordinator();
     planner_context_.use_collectives = options.use_collectives;
-    if (options.plan_cache) exchange_.emplace(*options.plan_cache);
   }
 
   Metadata run() {
@@ -50,7 +51,7 @@ class SaveRun {
     }
     Metadata committed = commit();
     writer_->committed();
-    if (exchange_) exchange_->keep();
+    exchange_.keep();
     return committed;
   }
 
@@ -97,10 +98,16 @@ class SaveRun {
     if (must_check_replicas_ && comm_.size() > 1) {
       check_replicas(comm_, [this]() -> const SavePlan& { return local_plan(); }, planner_);
     }
-    if (exchange_) {
-      plan_with_cache();
-      return;
+    // Ranks with a plan cache and ranks without one take part in the same step. Alone nothing is sent, and there may be
+    // nothing to remember.
+    if (comm_.size() > 1 || has_plan_cache_) {
+      exchange_plans();
+    } else {
+      plan_alone();
     }
+  }
+
+  void plan_alone() {
     plan_ = reduce_scatter_step(
         comm_, "plan", [this] { return std::move(local_plan()); },
         [this](std::vector<SavePlan> plans) {
@@ -110,30 +117,31 @@ class SaveRun {
         });
   }
 
-  void plan_with_cache() {
+  void exchange_plans() {
     const auto exchange = [this](const std::function<SavePlanOffer()>& offer) {
-      return exchange_->accept(reduce_scatter_step(
+      return exchange_.accept(reduce_scatter_step(
           comm_, "plan", offer, [this](std::vector<SavePlanOffer> offers) { return answer(std::move(offers)); }));
     };
     std::optional<SavePlan> plan = exchange([this] {
-      const SavePlan& local = local_plan();
-      return exchange_->offer(local, planner_.fingerprint(), planner_context_, comm_.coordinator());
+      SavePlan local = std::move(local_plan());
+      const std::optional<Bytes> fingerprint = has_plan_cache_ ? planner_.fingerprint() : std::nullopt;
+      return exchange_.offer(std::move(local), fingerprint, planner_context_, comm_.coordinator());
     });
-    if (!plan) plan = exchange([this] { return exchange_->offer_all(); });
+    if (!plan) plan = exchange([this] { return exchange_.offer_all(); });
     DCP_CHECK(plan, kInternal, "the coordinator did not plan though it was sent all plans");
     plan_ = *std::move(plan);
   }
 
   std::vector<SavePlanAnswer> answer(std::vector<SavePlanOffer> offers) {
     bool is_of_this_save = false;
-    std::vector<SavePlanAnswer> answers = exchange_->answer(
+    std::vector<SavePlanAnswer> answers = exchange_.answer(
         std::move(offers),
         [&](std::vector<SavePlan> plans) {
           is_of_this_save = true;
           return planner_.create_global_plan(std::move(plans));
         },
         [this](std::vector<SavePlan> plans) { return prepare_storage(std::move(plans)); });
-    metadata_ = exchange_->metadata();
+    metadata_ = exchange_.take_metadata();
     if (!is_of_this_save && metadata_->storage_meta) metadata_->storage_meta = planner_context_.storage_meta;
     return answers;
   }
@@ -198,7 +206,8 @@ class SaveRun {
   bool is_writer_set_up_ = false;
   bool must_check_replicas_;
   internal::StatefulRule rule_;
-  std::optional<SavePlanExchange> exchange_;  // with a plan cache
+  bool has_plan_cache_;
+  SavePlanExchange exchange_;
   std::optional<SavePlan> local_plan_;
   std::optional<StateDict> replaced_;  // `state_` with the states of its Stateful values, if it has any
   SavePlan plan_;

@@ -29,7 +29,7 @@ struct SaveOptions {
   /// A DefaultSavePlanner if null.
   std::shared_ptr<SavePlanner> planner = nullptr;
   /// Remembers plans between saves, so that only what has changed is exchanged and planned; off if null. One of its own
-  /// for each rank, and on all ranks or on none.
+  /// for each rank; a rank without one sends its plan each time.
   std::shared_ptr<SavePlanCache> plan_cache = nullptr;
   /// Compares, before anything is written, what several ranks hold alike (chunks of tensors, objects), and fails naming
   /// every key whose values differ and the ranks that have the same. Each rank reads once what others hold too, at

@@ -1,31 +1,18 @@
 #include "torch_dcp/comm/bounded_call_internal.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <utility>
 
-#include "torch_dcp/base/error.h"
+#include "torch_dcp/comm/broken_pipe_internal.h"
 
 namespace dcp {
 namespace {
 
 constexpr std::chrono::milliseconds kGiveUpInterval{10};
-
-/// Gloo writes to its peers without asking for no signal: a peer that is gone would end this process, without a word,
-/// unless the program ignores SIGPIPE. Where it is blocked the write fails, which Gloo tells. Threads that this one
-/// starts, such as a group's own, have it blocked too.
-void block_broken_pipe_signal() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGPIPE);
-  const int error_number = ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  DCP_CHECK(error_number == 0, kInternal, "cannot block SIGPIPE: error ", error_number);
-}
 
 }  // namespace
 
@@ -58,8 +45,9 @@ BoundedCall::~BoundedCall() {
 
 void BoundedCall::run(const std::shared_ptr<State>& state, std::function<void()> work) {
   std::exception_ptr error;
+  std::optional<NoBrokenPipeSignal> no_signal;  // also while `work` is destroyed
   try {
-    block_broken_pipe_signal();
+    no_signal.emplace();
     work();
   } catch (...) {
     error = std::current_exception();

@@ -5,27 +5,13 @@
 #include <utility>
 
 #include "torch_dcp/base/byte_codec.h"
+#include "torch_dcp/comm/group_store_internal.h"
 #include "torch_dcp/comm/step_engine_internal.h"
 
 namespace dcp {
 namespace {
 
 using std::chrono::milliseconds;
-
-// Older LibTorch keeps the store for derived classes.
-template <typename Group>
-struct StoreKeeper : Group {
-  static c10::intrusive_ptr<c10d::Store> of(const Group& group) { return group.*(&StoreKeeper::store_); }
-};
-
-template <typename Group>
-c10::intrusive_ptr<c10d::Store> store_of(const c10::intrusive_ptr<Group>& group) {
-  if constexpr (requires { group->getStore(); }) {
-    return group->getStore();
-  } else {
-    return StoreKeeper<Group>::of(*group);
-  }
-}
 
 std::shared_ptr<StepStore> open_store(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
                                       milliseconds deadline) {

@@ -44,10 +44,11 @@ namespace internal {
 
 // What local and global functions of a reducing step have in common.
 template <typename L, typename GlobalFn>
-auto merge_locals(GlobalFn& global_fn, const std::vector<Bytes>& all) {
+auto merge_locals(GlobalFn& global_fn, std::vector<Bytes> all) {
   std::vector<L> locals;
   locals.reserve(all.size());
-  for (const Bytes& one : all) locals.push_back(from_bytes<L>(one));
+  // Each is freed when it is decoded: there is not room for everything twice.
+  for (Bytes& one : all) locals.push_back(from_bytes<L>(std::exchange(one, {})));
   return global_fn(std::move(locals));
 }
 
@@ -74,7 +75,7 @@ auto reduce_step(Communicator& comm, const std::string& label, LocalFn&& local_f
   StepParts parts;
   parts.local = [&] { return to_bytes<L>(local_fn()); };
   parts.global = [&](std::vector<Bytes> all) {
-    return std::vector<Bytes>{to_bytes<G>(internal::merge_locals<L>(global_fn, all))};
+    return std::vector<Bytes>{to_bytes<G>(internal::merge_locals<L>(global_fn, std::move(all)))};
   };
   parts.receive = [&](Bytes bytes) { result.emplace(from_bytes<G>(bytes)); };
   comm.run_step(label, parts);
@@ -101,7 +102,9 @@ auto reduce_scatter_step(Communicator& comm, const std::string& label, LocalFn&&
   parts.local = [&] { return to_bytes<L>(local_fn()); };
   parts.global = [&](std::vector<Bytes> all) {
     std::vector<Bytes> answers;
-    for (const G& one : internal::merge_locals<L>(global_fn, all)) answers.push_back(to_bytes<G>(one));
+    for (auto&& one : internal::merge_locals<L>(global_fn, std::move(all))) {
+      answers.push_back(to_bytes<G>(G(std::move(one))));
+    }
     return answers;
   };
   parts.answer_per_rank = true;

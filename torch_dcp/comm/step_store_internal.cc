@@ -3,21 +3,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
+#include "torch_dcp/comm/group_store_internal.h"
+
 namespace dcp {
-namespace {
-
-// Newer LibTorch only. A connection of its own: a store's client is locked while
-// another thread of the program waits in it.
-template <typename AnyStore>
-c10::intrusive_ptr<c10d::Store> own_connection(const c10::intrusive_ptr<AnyStore>& store) {
-  if constexpr (requires { store->clone(); }) {
-    return store->clone();
-  } else {
-    return store;
-  }
-}
-
-}  // namespace
 
 std::shared_ptr<StepStore> StepStore::open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                            int rank) {

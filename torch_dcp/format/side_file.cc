@@ -56,10 +56,6 @@ bool is_same_in_python(const Path& typed, const Path& plain) {
   });
 }
 
-std::string save_id_of(const Metadata& metadata) {
-  return metadata.storage_meta ? metadata.storage_meta->save_id.value_or("") : "";
-}
-
 Json encode_path(const Path& path) {
   Json steps = Json::array();
   for (const PathItem& item : path) {
@@ -222,6 +218,10 @@ std::optional<std::string> find_sums_fault(const BlockSums& block_sums, const Me
 
 }  // namespace
 
+std::string save_id_of(const Metadata& metadata) {
+  return metadata.storage_meta ? metadata.storage_meta->save_id.value_or("") : "";
+}
+
 SideFile make_side_file(const Metadata& metadata) {
   SideFile side_file;
   side_file.save_id = save_id_of(metadata);
@@ -233,7 +233,11 @@ SideFile make_side_file(const Metadata& metadata) {
 }
 
 void apply_side_file(const SideFile& side_file, Metadata& metadata) {
-  if (!metadata.planner_data || side_file.save_id != save_id_of(metadata)) return;
+  if (side_file.save_id == save_id_of(metadata)) apply_typed_paths(side_file, metadata);
+}
+
+void apply_typed_paths(const SideFile& side_file, Metadata& metadata) {
+  if (!metadata.planner_data) return;
   for (const auto& [key, typed] : side_file.typed_paths) {
     Path* plain = metadata.planner_data->find(key);
     if (plain != nullptr && is_same_in_python(typed, *plain)) *plain = typed;

@@ -34,6 +34,9 @@ struct SideFile {
   BlockSums block_sums;  ///< of the items that have some
 };
 
+/// The id of the save that made the metadata; empty if it has none.
+DCP_API std::string save_id_of(const Metadata& metadata);
+
 /// The typed paths of `metadata` as a side file. Left out are those with lone surrogates in a key, which
 /// JSON cannot hold: they are read as Python reads them.
 DCP_API SideFile make_side_file(const Metadata& metadata);
@@ -41,6 +44,9 @@ DCP_API SideFile make_side_file(const Metadata& metadata);
 /// Puts the side file's typed paths into the metadata's planner data, where both agree on the spelling.
 /// Does nothing if the metadata is of another save.
 DCP_API void apply_side_file(const SideFile& side_file, Metadata& metadata);
+
+/// As apply_side_file, whatever save the metadata is of: such that rank metadata was merged into has none.
+DCP_API void apply_typed_paths(const SideFile& side_file, Metadata& metadata);
 
 /// Says in what the two contradict each other: another save, a path that the metadata lacks or spells otherwise, or
 /// sums of a chunk that it lacks or that has another number of blocks.

@@ -24,7 +24,7 @@ int make_block(std::size_t byte_count) {
   DCP_CHECK(byte_count > 0, kInvalidArgument, "shared memory of 0 bytes");
   DCP_CHECK(byte_count <= static_cast<std::size_t>(std::numeric_limits<off_t>::max()), kInvalidArgument,
             "shared memory of ", byte_count, " bytes");
-  const int fd = memfd_create("torch_dcp", MFD_CLOEXEC);
+  const int fd = memfd_create("torch_dcp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw_system_error("make", byte_count, errno);
   return fd;
 }
@@ -49,6 +49,9 @@ void reserve(int fd, std::uint8_t* data, std::size_t byte_count) {
 // The delegated constructor has run when the body throws, so that the destructor frees what there is.
 SharedMemory::SharedMemory(std::size_t byte_count) : SharedMemory(make_block(byte_count), byte_count) {
   if (ftruncate(fd_, static_cast<off_t>(byte_count)) != 0) throw_system_error("make", byte_count, errno);
+  // Another process that maps the block cannot cut it, which would end this one with SIGBUS.
+  if (fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    throw_system_error("seal", byte_count, errno);
   map();
   reserve(fd_, data_, byte_count_);
 }

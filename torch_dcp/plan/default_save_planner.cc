@@ -1,11 +1,12 @@
 #include "torch_dcp/plan/default_save_planner.h"
 
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 
 #include "torch_dcp/base/byte_codec.h"
 #include "torch_dcp/base/fault_list.h"
-#include "torch_dcp/plan/dedup.h"
+#include "torch_dcp/plan/dedup_internal.h"
 #include "torch_dcp/plan/key_table_internal.h"
 #include "torch_dcp/plan/narrow_internal.h"
 #include "torch_dcp/plan/validate.h"
@@ -14,21 +15,17 @@
 namespace dcp {
 namespace {
 
-using Paths = OrderedMap<std::string, Path>;
+using Paths = PlannerPaths::Map;
 
-/// All ranks' paths, in order of first appearance; takes them out of the plans.
-std::optional<Paths> take_planner_data(std::vector<SavePlan>& plans) {
-  if (plans.size() == 1) return std::exchange(plans[0].planner_data, std::nullopt);
+/// The paths of several plans, in order of first appearance.
+Paths merge_paths(std::vector<PlannerPaths> all) {
   KeyTable keys;
+  keys.reserve(all[0]->size());
   std::vector<Paths::value_type*> merged;
   FaultList faults;
-  bool has_paths = false;
-  for (SavePlan& plan : plans) {
-    if (!plan.planner_data) continue;
-    if (!has_paths) keys.reserve(plan.planner_data->size());
-    has_paths = true;
+  for (PlannerPaths& paths : all) {
     keys.rewind();
-    for (Paths::value_type& entry : *plan.planner_data) {
+    for (Paths::value_type& entry : paths.edit()) {
       const KeyTable::Place place = keys.add(entry.first);
       if (place.is_new) {
         merged.push_back(&entry);
@@ -39,34 +36,23 @@ std::optional<Paths> take_planner_data(std::vector<SavePlan>& plans) {
     }
   }
   faults.throw_if_any("ranks disagree about the structure of the state dict", DCP_WHERE);
-  if (!has_paths) return std::nullopt;
-  Paths paths;
-  paths.reserve(merged.size());
-  for (Paths::value_type* entry : merged) paths.insert(std::move(entry->first), std::move(entry->second));
-  for (SavePlan& plan : plans) plan.planner_data.reset();
-  return paths;
+  Paths result;
+  result.reserve(merged.size());
+  for (Paths::value_type* entry : merged) result.insert(std::move(entry->first), std::move(entry->second));
+  return result;
 }
 
-/// Where the plans' items go: numbers of their keys, in order of ranks.
-struct KeyNumbers {
-  KeyTable keys;
-  std::vector<std::uint32_t> of_items;
-  std::vector<std::size_t> item_counts;  ///< by key
-};
-
-KeyNumbers number_keys(const std::vector<SavePlan>& plans) {
-  KeyNumbers numbers;
-  if (!plans.empty()) numbers.keys.reserve(plans[0].items.size());
-  for (const SavePlan& plan : plans) {
-    numbers.keys.rewind();
-    for (const WriteItem& item : plan.items) {
-      const KeyTable::Place place = numbers.keys.add(item.index.fqn);
-      if (place.is_new) numbers.item_counts.push_back(0);
-      ++numbers.item_counts[place.number];
-      numbers.of_items.push_back(place.number);
-    }
+/// All ranks' paths, in order of first appearance; takes them out of the plans.
+std::optional<Paths> take_planner_data(std::vector<SavePlan>& plans) {
+  std::vector<PlannerPaths> all;  // but those that ranks share
+  std::unordered_set<const Paths*> seen;
+  for (SavePlan& plan : plans) {
+    if (plan.planner_data && seen.insert(&*plan.planner_data).second) all.push_back(std::move(plan.planner_data));
+    plan.planner_data.reset();
   }
-  return numbers;
+  if (all.empty()) return std::nullopt;
+  if (all.size() == 1) return std::move(all[0].edit());
+  return merge_paths(std::move(all));
 }
 
 StorageMetadata new_entry(const WriteItem& item, std::size_t chunk_count) {
@@ -76,26 +62,34 @@ StorageMetadata new_entry(const WriteItem& item, std::size_t chunk_count) {
   return tensor;
 }
 
+/// Numbers the keys of items by first appearance again, since items were left out. Returns how many keys there are.
+std::size_t number_again(DedupedPlans& deduped) {
+  constexpr std::uint32_t kNone = UINT32_MAX;
+  std::vector<std::uint32_t> numbers(deduped.key_count, kNone);
+  std::uint32_t count = 0;
+  for (std::uint32_t& number : deduped.key_numbers) {
+    if (numbers[number] == kNone) numbers[number] = count++;
+    number = numbers[number];
+  }
+  return count;
+}
+
 /// Gathers the chunks of all plans, and writes each chunk's number into its item.
-OrderedMap<std::string, StorageMetadata> gather_chunks(std::vector<SavePlan>& plans) {
-  const KeyNumbers numbers = number_keys(plans);
-  std::vector<StorageMetadata> entries;
-  entries.reserve(numbers.keys.size());
-  std::size_t at = 0;
-  for (SavePlan& plan : plans) {
+OrderedMap<std::string, StorageMetadata> gather_chunks(DedupedPlans& deduped) {
+  std::vector<std::size_t> item_counts(number_again(deduped));
+  for (const std::uint32_t number : deduped.key_numbers) ++item_counts[number];
+  OrderedMap<std::string, StorageMetadata> result;
+  result.reserve(item_counts.size());
+  auto number = deduped.key_numbers.begin();
+  for (SavePlan& plan : deduped.plans) {
     for (WriteItem& item : plan.items) {
-      const std::uint32_t number = numbers.of_items[at++];
-      if (number == entries.size()) entries.push_back(new_entry(item, numbers.item_counts[number]));
+      if (*number == result.size()) result.insert(item.index.fqn, new_entry(item, item_counts[*number]));
+      StorageMetadata& entry = (result.begin() + *number++)->second;
       if (!item.is_tensor()) continue;
-      std::vector<Box>& chunks = std::get<TensorStorageMetadata>(entries[number]).chunks;
+      std::vector<Box>& chunks = std::get<TensorStorageMetadata>(entry).chunks;
       item.index.index = static_cast<std::int64_t>(chunks.size());
       chunks.push_back(item.chunk);
     }
-  }
-  OrderedMap<std::string, StorageMetadata> result;
-  result.reserve(entries.size());
-  for (std::uint32_t i = 0; i < entries.size(); ++i) {
-    result.insert(std::string(numbers.keys.key(i)), std::move(entries[i]));
   }
   return result;
 }
@@ -138,13 +132,14 @@ SavePlan DefaultSavePlanner::create_local_plan() {
   plan.items.reserve(leaves_.size());
   views_ = {};
   views_.reserve(leaves_.size());
-  if (options_.flatten != FlattenRule::kTopLevel) plan.planner_data.emplace().reserve(leaves_.size());
+  const bool has_paths = options_.flatten != FlattenRule::kTopLevel;
+  if (has_paths) plan.planner_data.edit().reserve(leaves_.size());
   for (const auto& [key, leaf] : leaves_) {
     for (WriteItemAndView& offered : create_write_items(key, *leaf.value)) {
       if (offered.item.is_tensor()) views_.insert(offered.item.index, std::move(offered.view));
       plan.items.push_back(std::move(offered.item));
     }
-    if (plan.planner_data) plan.planner_data->insert(key, leaf.path);
+    if (has_paths) plan.planner_data.edit().insert(key, leaf.path);
   }
   return plan;
 }
@@ -152,15 +147,15 @@ SavePlan DefaultSavePlanner::create_local_plan() {
 std::pair<std::vector<SavePlan>, Metadata> DefaultSavePlanner::create_global_plan(std::vector<SavePlan> all_plans) {
   Metadata metadata;
   metadata.planner_data = take_planner_data(all_plans);
-  std::vector<SavePlan> plans =
-      dedup_save_plans(std::move(all_plans), options_.dedup_save_to_lowest_rank, options_.split_replicated_bytes);
-  metadata.state_dict_metadata = gather_chunks(plans);
+  DedupedPlans deduped =
+      dedup_and_number(std::move(all_plans), options_.dedup_save_to_lowest_rank, options_.split_replicated_bytes);
+  metadata.state_dict_metadata = gather_chunks(deduped);
   metadata.storage_meta = context_.storage_meta;
   metadata.version = "1.0.0";
   // Without collectives each rank makes a plan of its own chunks alone, and a single process
   // may save a part of a tensor, as in Python.
   validate_global_plan(metadata, context_.use_collectives && context_.world_size > 1);
-  return {std::move(plans), std::move(metadata)};
+  return {std::move(deduped.plans), std::move(metadata)};
 }
 
 SavePlan DefaultSavePlanner::finish_plan(SavePlan plan) { return plan; }

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "torch_dcp/plan/metadata.h"
+#include "torch_dcp/plan/planner_paths.h"
 
 namespace dcp {
 
@@ -14,11 +14,10 @@ enum class WriteItemType : std::uint8_t { kTensor, kShard, kByteIo };
 /// One tensor chunk or object that a rank offers to write.
 struct WriteItem {
   MetadataIndex index;
-  WriteItemType type = WriteItemType::kByteIo;
-  // The rest is for tensors.
-  Box chunk;   ///< what this rank holds, in global coordinates
-  Sizes size;  ///< global shape
+  Box chunk;   ///< tensors: what this rank holds, in global coordinates
+  Sizes size;  ///< tensors: global shape
   TensorProperties properties;
+  WriteItemType type = WriteItemType::kByteIo;  // Last: an item then takes four lines of a processor's cache.
 
   bool is_tensor() const { return type != WriteItemType::kByteIo; }
   /// Bytes of the *chunk* (D13); 0 for an object, whose size is not known before it is written.
@@ -30,7 +29,7 @@ struct SavePlan {
   std::vector<WriteItem> items;
   /// Flat key -> path of all this rank's leaves; nothing without flattening, nor in plans that
   /// `create_global_plan` returns: its metadata has them.
-  std::optional<OrderedMap<std::string, Path>> planner_data;
+  PlannerPaths planner_data;
   std::string storage_data;  ///< of the storage writer, opaque to planners
 };
 

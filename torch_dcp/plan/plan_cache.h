@@ -17,6 +17,9 @@ struct SavePlanExchangeState;
 /// exchanged anew. So it is after a save that failed, and where a rank has lost its cache (a process that was started
 /// again): all ranks agree on what is known by a number that names the exchange.
 ///
+/// Ranks that have none take part too, and send their plans each time; one on the coordinator is what spares it
+/// planning and the others sending.
+///
 /// Keeps this rank's local and final plan, on the coordinator those of all ranks and the metadata: about half a KiB an
 /// item, on the coordinator for the items of all ranks.
 ///

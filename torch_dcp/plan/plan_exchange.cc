@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/plan/wire.h"
@@ -51,12 +52,8 @@ bool is_same(const WriteItem& a, const WriteItem& b) {
 
 /// Whether they differ in storage data at most.
 bool is_same_plan(const SavePlan& a, const SavePlan& b) {
-  if (a.planner_data.has_value() != b.planner_data.has_value()) return false;
-  if (a.planner_data &&
-      !std::equal(a.planner_data->begin(), a.planner_data->end(), b.planner_data->begin(), b.planner_data->end())) {
-    return false;
-  }
-  return std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), is_same);
+  return a.planner_data == b.planner_data &&
+         std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), is_same);
 }
 
 std::vector<SavePlanAnswer> send_all(std::size_t rank_count) {
@@ -99,15 +96,17 @@ SavePlanCache::~SavePlanCache() = default;
 
 void SavePlanCache::clear() { state_.reset(); }
 
-SavePlanExchange::SavePlanExchange(SavePlanCache& cache)
-    : cache_(cache), state_(cache.state_ ? std::move(cache.state_) : std::make_unique<SavePlanExchangeState>()) {
+SavePlanExchange::SavePlanExchange(SavePlanCache* cache)
+    : cache_(cache == nullptr ? unused_ : *cache),
+      remembers_(cache != nullptr),
+      state_(cache_.state_ ? std::move(cache_.state_) : std::make_unique<SavePlanExchangeState>()) {
   cache_.use_ = {};
 }
 SavePlanExchange::~SavePlanExchange() = default;
 
-SavePlanOffer SavePlanExchange::offer(const SavePlan& local, const std::optional<Bytes>& fingerprint,
+SavePlanOffer SavePlanExchange::offer(SavePlan local, const std::optional<Bytes>& fingerprint,
                                       const SavePlannerContext& context, int coordinator) {
-  Bytes plan = to_bytes(local);
+  Bytes plan = to_bytes(std::exchange(local, {}));
   Bytes of_all = fingerprint_of(fingerprint, context, coordinator);
   const bool is_known = !state_->id.empty() && !of_all.empty() && state_->fingerprint == of_all;
   if (!is_known || state_->local_plan != plan) {
@@ -127,16 +126,26 @@ SavePlanOffer SavePlanExchange::offer_all() {
   return offer;
 }
 
-/// Plans anew. Returns what the ranks were told last.
-std::vector<SavePlan> SavePlanExchange::plan_all(std::vector<SavePlanOffer>& offers, const PlanGlobally& plan) {
-  state_->local_plans.resize(offers.size());
+std::vector<SavePlan> SavePlanExchange::decode_all(std::vector<SavePlanOffer>& offers) {
+  if (remembers_) state_->local_plans.resize(offers.size());
+  SavePlanDecoder decoder;
   std::vector<SavePlan> plans;
   plans.reserve(offers.size());
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
-    if (offers[rank].same_as.empty()) state_->local_plans[rank] = std::move(offers[rank].plan);
-    plans.push_back(from_bytes<SavePlan>(state_->local_plans[rank]));
+    Bytes offered = std::move(offers[rank].plan);
+    if (!remembers_) {
+      plans.push_back(decoder.decode(offered));
+      continue;
+    }
+    if (offers[rank].same_as.empty()) state_->local_plans[rank] = std::move(offered);
+    plans.push_back(decoder.decode(state_->local_plans[rank]));
   }
-  auto [global_plans, metadata] = plan(std::move(plans));
+  return plans;
+}
+
+/// Plans anew. Returns what the ranks were told last.
+std::vector<SavePlan> SavePlanExchange::plan_all(std::vector<SavePlanOffer>& offers, const PlanGlobally& plan) {
+  auto [global_plans, metadata] = plan(decode_all(offers));
   DCP_CHECK(global_plans.size() == offers.size(), kInternal, "the global plan has ", global_plans.size(), " parts for ",
             offers.size(), " ranks");
   std::vector<SavePlan> before = std::exchange(state_->global_plans, std::move(global_plans));
@@ -159,13 +168,13 @@ std::vector<SavePlanAnswer> SavePlanExchange::answer(std::vector<SavePlanOffer> 
   if (!is_all_known) before = plan_all(offers, plan);
   const std::vector<SavePlan>& planned = state_->global_plans;
   const std::vector<SavePlan>& told = before ? *before : planned;
-  std::vector<SavePlan> prepared = prepare(planned);
+  std::vector<SavePlan> prepared = prepare(remembers_ ? planned : std::exchange(state_->global_plans, {}));
   DCP_CHECK(prepared.size() == offers.size(), kInternal, "the global plan has ", prepared.size(), " parts for ",
             offers.size(), " ranks");
   // A storage that makes other items of a plan may make others again next time.
-  bool is_as_planned = true;
-  for (std::size_t rank = 0; rank < offers.size(); ++rank) {
-    is_as_planned = is_as_planned && is_same_plan(prepared[rank], planned[rank]);
+  bool is_as_planned = remembers_;
+  for (std::size_t rank = 0; is_as_planned && rank < offers.size(); ++rank) {
+    is_as_planned = is_same_plan(prepared[rank], planned[rank]);
   }
   const std::string id = is_as_planned ? make_id() : std::string();
   std::vector<SavePlanAnswer> answers(offers.size());
@@ -182,7 +191,9 @@ std::vector<SavePlanAnswer> SavePlanExchange::answer(std::vector<SavePlanOffer> 
   return answers;
 }
 
-const Metadata& SavePlanExchange::metadata() const { return state_->metadata; }
+Metadata SavePlanExchange::take_metadata() {
+  return remembers_ ? state_->metadata : std::exchange(state_->metadata, {});
+}
 
 std::optional<SavePlan> SavePlanExchange::accept(SavePlanAnswer answer) {
   SavePlanCache::Use& use = cache_.use_;
@@ -200,7 +211,9 @@ std::optional<SavePlan> SavePlanExchange::accept(SavePlanAnswer answer) {
     state_->global_plans = {};
     state_->metadata = {};
   }
-  return state_->own_part;
+  if (remembers_ && !state_->id.empty()) return state_->own_part;
+  state_->local_plan = {};
+  return std::exchange(state_->own_part, {});
 }
 
 void SavePlanExchange::keep() {

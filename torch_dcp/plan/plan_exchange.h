@@ -41,9 +41,11 @@ DCP_API void decode(ByteReader& in, SavePlanOffer& offer);
 DCP_API void encode(ByteWriter& out, const SavePlanAnswer& answer);
 DCP_API void decode(ByteReader& in, SavePlanAnswer& answer);
 
-/// One save's exchange of plans through caches. Used by `save`; talks to nobody itself.
+/// One save's exchange of plans. Used by `save`; talks to nobody itself.
 ///
-/// Takes what the cache remembers, and gives it back in `keep`: a save that fails leaves an empty cache.
+/// Ranks may have a cache or not, each as it likes: one without sends its plan each time, and a coordinator without
+/// knows nobody's. Takes what the cache remembers, and gives it back in `keep`: a save that fails leaves an empty
+/// cache.
 ///
 /// Calling order:
 ///   every rank    offer
@@ -55,17 +57,19 @@ class DCP_API SavePlanExchange {
   using PlanGlobally = std::function<std::pair<std::vector<SavePlan>, Metadata>(std::vector<SavePlan>)>;
   using PrepareStorage = std::function<std::vector<SavePlan>(std::vector<SavePlan>)>;
 
-  explicit SavePlanExchange(SavePlanCache& cache);
+  /// \param cache  Null: nothing is remembered.
+  explicit SavePlanExchange(SavePlanCache* cache);
   ~SavePlanExchange();
 
-  /// \param local        This rank's plan.
+  /// \param local        This rank's plan; is freed when it is encoded.
   /// \param fingerprint  `SavePlanner::fingerprint`.
   /// \param coordinator  Its rank.
-  SavePlanOffer offer(const SavePlan& local, const std::optional<Bytes>& fingerprint, const SavePlannerContext& context,
+  SavePlanOffer offer(SavePlan local, const std::optional<Bytes>& fingerprint, const SavePlannerContext& context,
                       int coordinator);
   SavePlanOffer offer_all();
 
-  /// Plans with `plan`, or takes what the cache has if all ranks' plans are known; then `prepare` is called on a copy.
+  /// Plans with `plan`, or takes what the cache has if all ranks' plans are known; then `prepare` is called on it, with
+  /// a cache on a copy.
   ///
   /// \param offers  Of all ranks, in their order.
   /// \throws dcp::Error what `plan` and `prepare` throw; kCorruptData for bytes that are no plan.
@@ -73,7 +77,8 @@ class DCP_API SavePlanExchange {
                                      const PrepareStorage& prepare);
 
   /// The metadata of the global plan, on the coordinator after `answer`: its storage_meta is of the save that planned.
-  const Metadata& metadata() const;
+  /// To be called once.
+  Metadata take_metadata();
 
   /// \returns This rank's part of the global plan; nothing if all plans are to be sent.
   std::optional<SavePlan> accept(SavePlanAnswer answer);
@@ -81,9 +86,12 @@ class DCP_API SavePlanExchange {
   void keep();
 
  private:
+  std::vector<SavePlan> decode_all(std::vector<SavePlanOffer>& offers);
   std::vector<SavePlan> plan_all(std::vector<SavePlanOffer>& offers, const PlanGlobally& plan);
 
+  SavePlanCache unused_;  ///< stands for a cache that is not there
   SavePlanCache& cache_;
+  const bool remembers_;
   std::unique_ptr<SavePlanExchangeState> state_;
   bool is_coordinator_ = false;  ///< `answer` was called
 };

@@ -172,10 +172,13 @@ void BlockCheckedFile::read_at(std::uint64_t offset, MutableByteSpan out) const 
     const std::int64_t in_block = at - block * sums_.block_bytes;
     const auto left = static_cast<std::size_t>(block_size(block) - in_block);
     const MutableByteSpan piece = out.first(std::min(out.size(), left));
-    if (in_block == 0 && piece.size() == left) {
+    const bool takes_all = in_block == 0 && piece.size() == left;
+    const bool is_kept = sums_.reads_whole_blocks && kept_block_ == block;
+    const bool is_for_others = sums_.reads_whole_blocks && others_from_ < block * sums_.block_bytes + block_size(block);
+    if (takes_all && !is_kept && !is_for_others) {
       read_block(block, piece);
     } else if (sums_.reads_whole_blocks) {
-      if (kept_block_ != block) {
+      if (!is_kept) {
         kept_block_ = -1;
         kept_.resize(static_cast<std::size_t>(block_size(block)));
         read_block(block, kept_);

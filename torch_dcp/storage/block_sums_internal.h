@@ -70,6 +70,10 @@ class BlockCheckedFile final : public RandomAccessFile {
   /// \pre All of it is inside the elements.
   void read_at(std::uint64_t offset, MutableByteSpan out) const override;
 
+  /// Where others go on to read after the next call, counted from the first element's byte. Where whole blocks are
+  /// read, one that ends behind it is kept even if that call takes all of it, so that they need not read it again.
+  void others_go_on_from(std::int64_t byte) { others_from_ = byte; }
+
  private:
   std::int64_t block_size(std::int64_t block) const;
   void read_block(std::int64_t block, MutableByteSpan out) const;
@@ -84,6 +88,7 @@ class BlockCheckedFile final : public RandomAccessFile {
   ItemSums sums_;
   mutable Bytes kept_;  // the block that was read for a part of it
   mutable std::int64_t kept_block_ = -1;
+  std::int64_t others_from_ = INT64_MAX;
   // A block that has been read from its first byte on, so far.
   mutable std::int64_t begun_block_ = -1;
   mutable std::int64_t begun_bytes_ = 0;

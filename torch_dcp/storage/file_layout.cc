@@ -35,10 +35,26 @@ bool take_tag(std::string_view& text) {
   return true;
 }
 
+bool is_side_file(std::string_view name) {
+  return name.starts_with(kSideFilePrefix) && name.ends_with(kSideFileSuffix);
+}
+
+/// `__<digits>`, then a side file's name.
+bool is_rank_side_file(std::string_view name) {
+  return take_prefix(name, "__") && take_digits(name) && is_side_file(name);
+}
+
 /// `__<digits>_<digits>` and perhaps `-<tag>`, then the suffix.
 bool is_data_file(std::string_view name) {
   if (!take_prefix(name, "__") || !take_digits(name) || !take_prefix(name, "_") || !take_digits(name)) return false;
   return name == kDataSuffix || (take_prefix(name, "-") && take_tag(name) && name == kDataSuffix);
+}
+
+std::optional<int> to_rank(std::string_view digits) {
+  int rank = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+  const bool is_rank = error == std::errc() && end == digits.data() + digits.size() && rank >= 0;
+  return is_rank ? std::optional(rank) : std::nullopt;
 }
 
 }  // namespace
@@ -48,13 +64,18 @@ std::string rank_metadata_name(int rank) { return c10::str("__", rank, kMetadata
 std::optional<int> rank_of_metadata(std::string_view name) {
   if (!take_prefix(name, "__") || !name.ends_with(kMetadataName)) return std::nullopt;
   name.remove_suffix(kMetadataName.size());
-  int rank = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
-  const bool is_rank = error == std::errc() && end == name.data() + name.size() && rank >= 0;
-  return is_rank ? std::optional(rank) : std::nullopt;
+  return to_rank(name);
 }
 
-std::string side_file_name(std::string_view save_id) { return c10::str(kSideFilePrefix, save_id, kSideFileSuffix); }
+std::optional<int> rank_of_data_file(std::string_view name) {
+  if (!is_data_file(name)) return std::nullopt;
+  name.remove_prefix(2);
+  return to_rank(name.substr(0, name.find('_')));
+}
+
+std::string side_file_name(std::string_view save_id, std::optional<int> rank) {
+  return c10::str(rank ? c10::str("__", *rank) : "", kSideFilePrefix, save_id, kSideFileSuffix);
+}
 
 std::string data_file_name(int rank, std::size_t number, std::string_view tag) {
   return tag.empty() ? c10::str("__", rank, "_", number, kDataSuffix)
@@ -63,8 +84,8 @@ std::string data_file_name(int rank, std::size_t number, std::string_view tag) {
 
 bool is_checkpoint_file(std::string_view name) {
   if (name.ends_with(kTemporarySuffix)) name.remove_suffix(kTemporarySuffix.size());
-  return name == kMetadataName || rank_of_metadata(name) || is_data_file(name) ||
-         (name.starts_with(kSideFilePrefix) && name.ends_with(kSideFileSuffix));
+  return name == kMetadataName || rank_of_metadata(name) || is_data_file(name) || is_side_file(name) ||
+         is_rank_side_file(name);
 }
 
 std::vector<std::vector<std::size_t>> split_into_bins(const SavePlan& plan, std::size_t bin_count) {

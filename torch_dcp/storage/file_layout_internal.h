@@ -18,8 +18,8 @@ inline constexpr std::string_view kMetadataName = ".metadata";
 std::string rank_metadata_name(int rank);
 
 /// `.torch_dcp-<save id>.json`: bound to the `.metadata` of the same save, so that the rename of `.metadata`
-/// switches both.
-std::string side_file_name(std::string_view save_id);
+/// switches both; `__<rank>.torch_dcp-<save id>.json` beside the metadata of a rank that saved without collectives.
+std::string side_file_name(std::string_view save_id, std::optional<int> rank = {});
 
 /// `__<rank>_<n>.distcp`, or `__<rank>_<n>-<tag>.distcp` where older files must stay untouched; a tag is the first
 /// eight digits of a save id.
@@ -27,6 +27,9 @@ std::string data_file_name(int rank, std::size_t number, std::string_view tag);
 
 /// The rank whose metadata has this name, or nothing.
 std::optional<int> rank_of_metadata(std::string_view name);
+
+/// The rank whose data file has this name, or nothing.
+std::optional<int> rank_of_data_file(std::string_view name);
 
 /// Whether a name is one that a save of this library or of PyTorch makes; only such files are
 /// ever removed.

@@ -2,32 +2,23 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <tuple>
 #include <utility>
 
 #include "torch_dcp/base/checked_math.h"
 #include "torch_dcp/base/error.h"
 #include "torch_dcp/base/fault_list.h"
-#include "torch_dcp/format/metadata_pickle.h"
 #include "torch_dcp/format/object_item.h"
 #include "torch_dcp/format/side_file.h"
 #include "torch_dcp/format/torch_archive.h"
 #include "torch_dcp/io/local_file_system.h"
-#include "torch_dcp/plan/merge_metadata.h"
 #include "torch_dcp/storage/block_sums_internal.h"
-#include "torch_dcp/storage/file_layout_internal.h"
 #include "torch_dcp/storage/filesystem_reader_internal.h"
 #include "torch_dcp/storage/item_stream_internal.h"
-#include "torch_dcp/storage/save_id_internal.h"
 #include "torch_dcp/tensor/dtype.h"
 
 namespace dcp {
 namespace {
-
-using file_layout::kMetadataName;
-
-constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{8} << 30;
 
 /// Data files kept open from the check to the read, so that a checkpoint that is replaced meanwhile is still read as it
 /// was; a process may have 1024 open as a rule. Further ones are opened again.
@@ -58,105 +49,6 @@ FileSystemReader::FileSystemReader(std::string path, FileSystemReaderOptions opt
 
 FileSystemReader::~FileSystemReader() = default;
 
-bool FileSystemReader::has_file(const std::string& name) {
-  const FileType type = files_->file_type(file(name));
-  if (type == FileType::kNone) return false;
-  DCP_CHECK(type == FileType::kFile, kCorruptData, file(name), " is not a regular file");
-  if (options_.follow_links || files_->file_size(file(name), Links::kRefuse)) return true;
-  if (files_->file_type(file(name)) == FileType::kNone) return false;  // gone since
-  DCP_THROW(kUnsupported, file(name),
-            " is a symbolic link and may lead out of the checkpoint (FileSystemReaderOptions::follow_links reads it)");
-}
-
-Metadata FileSystemReader::read_metadata_file(const std::string& name) {
-  const Bytes bytes = read_whole_file(*files_, file(name), kMaxMetadataBytes, links());
-  // Each value takes a byte or more, so that the file's size bounds them: what a save wrote a load must read.
-  ParseLimits limits = options_.limits;
-  limits.max_values = std::max<std::size_t>(limits.max_values, bytes.size());
-  limits.max_memo_entries = std::max<std::size_t>(limits.max_memo_entries, bytes.size());
-  try {
-    return decode_metadata(bytes, limits);
-  } catch (Error& error) {
-    error.add_context(c10::str("while reading ", file(name)));
-    throw;
-  }
-}
-
-std::optional<SideFile> FileSystemReader::read_side_file(const Metadata& metadata) {
-  const auto& meta = metadata.storage_meta;
-  if (!meta || !meta->save_id || !is_plain_id(*meta->save_id)) return std::nullopt;
-  const std::string side_file_name = file_layout::side_file_name(*meta->save_id);
-  if (!has_file(side_file_name)) return std::nullopt;
-  const std::string name = file(side_file_name);
-  const Bytes bytes = read_whole_file(*files_, name, options_.limits.max_header_bytes, links());
-  try {
-    SideFile side_file = decode_side_file(bytes, options_.limits);
-    DCP_CHECK(side_file.save_id == *meta->save_id, kCorruptData, "it belongs to save ", side_file.save_id, ", not to ",
-              *meta->save_id);
-    return side_file;
-  } catch (Error& error) {
-    error.add_context(c10::str("while reading ", name,
-                               " (without this file the checkpoint loads as Python wrote it, integer keys as text)"));
-    throw;
-  }
-}
-
-std::optional<Metadata> FileSystemReader::read_metadata() {
-  std::optional<Metadata> metadata = read_plain_metadata();
-  if (!metadata) return metadata;
-  side_file_.reset();
-  if (std::optional<SideFile> side_file = read_side_file(*metadata)) {
-    apply_side_file(*side_file, *metadata);
-    side_file->typed_paths = {};
-    side_file_ = std::make_unique<SideFile>(*std::move(side_file));
-  }
-  return metadata;
-}
-
-std::optional<Metadata> FileSystemReader::read_plain_metadata() {
-  if (has_file(std::string(kMetadataName))) {
-    return read_metadata_file(std::string(kMetadataName));
-  }
-  const FileType type = files_->file_type(path_);
-  DCP_CHECK(type != FileType::kNone, kNotFound, "incomplete checkpoint: ", path_, " does not exist");
-  DCP_CHECK(type == FileType::kDirectory, kNotFound, "incomplete checkpoint: ", path_, " is not a directory");
-  const std::vector<std::string> names = files_->list_directory(path_);
-  const bool has_rank_metadata = std::any_of(names.begin(), names.end(), [](const std::string& name) {
-    return file_layout::rank_of_metadata(name).has_value();
-  });
-  DCP_CHECK(has_rank_metadata, kNotFound, "incomplete checkpoint: ", path_, " has no ", kMetadataName);
-  return std::nullopt;
-}
-
-std::optional<Metadata> FileSystemReader::read_merged_metadata() {
-  std::set<int> ranks;
-  for (const std::string& name : files_->list_directory(path_)) {
-    if (const std::optional<int> rank = file_layout::rank_of_metadata(name)) ranks.insert(*rank);
-  }
-  if (ranks.empty()) return std::nullopt;
-  std::vector<Metadata> by_rank;
-  for (const int rank : ranks) {
-    // Checked before the next one is read, since a name may state any number.
-    DCP_CHECK(static_cast<std::size_t>(rank) == by_rank.size(), kNotFound, "incomplete checkpoint: ", path_, " has ",
-              file_layout::rank_metadata_name(rank), " but no ",
-              file_layout::rank_metadata_name(static_cast<int>(by_rank.size())));
-    by_rank.push_back(read_rank_metadata(rank));
-  }
-  try {
-    return merge_rank_metadata(by_rank);
-  } catch (Error& error) {
-    error.add_context("in " + path_);
-    throw;
-  }
-}
-
-Metadata FileSystemReader::read_rank_metadata(int rank) {
-  const std::string name = file_layout::rank_metadata_name(rank);
-  DCP_CHECK(has_file(name), kNotFound, "incomplete checkpoint: ", path_, " was saved without collectives and has no ",
-            name);
-  return read_metadata_file(name);
-}
-
 void FileSystemReader::set_up(const Metadata& metadata, const StorageReaderContext& context) {
   metadata_ = &metadata;
   context_ = context;
@@ -177,7 +69,11 @@ std::shared_ptr<const RandomAccessFile> FileSystemReader::data_file(const Storag
   if (!opened) {
     DCP_CHECK(has_file(info.relative_path), kCorruptData, "the data file ", file(info.relative_path), " is missing");
     opened = files_->open_file(file(info.relative_path), links());
-    if (opened_->files.size() < kMaxOpenFiles) opened_->files.emplace(info.relative_path, opened);
+    if (opened_->files.size() < kMaxOpenFiles) {
+      opened_->files.emplace(info.relative_path, opened);
+    } else {
+      opened_->has_opened_again = true;
+    }
   }
   check_is_inside(*opened, info);
   return opened;
@@ -277,7 +173,7 @@ void FileSystemReader::check_region(const ReadItem& item, const TensorItem& stor
   DCP_CHECK(!stored.quantizer || c10::IntArrayRef(item.lengths) == c10::IntArrayRef(stored.sizes), kUnsupported,
             "a slice of a quantized tensor cannot be read");
   if (!may_check_slice(item, stored)) return;
-  prepare_slice_checks();
+  prepare_slice_checks(item.storage_index);
   if (const std::optional<ItemSums> sums = sums_of(item, stored)) check_sum_count(*sums, stored.data_bytes);
 }
 
@@ -313,6 +209,7 @@ std::vector<FileSystemReader::PlacedItem> FileSystemReader::in_file_order(const 
 
 void FileSystemReader::check(const LoadPlan& plan, LoadPlanner& planner) {
   FaultList faults;
+  take_over_metadata_files(plan);
   opened_->tensors.reserve(plan.items.size());
   const std::vector<PlacedItem> items = in_file_order(plan);
   expect_check_of(items);
@@ -329,7 +226,12 @@ void FileSystemReader::check(const LoadPlan& plan, LoadPlanner& planner) {
   }
   opened_->merged.reset();
   opened_->expected.clear();
-  faults.throw_if_any("cannot load " + path_, DCP_WHERE);
+  try {
+    faults.throw_if_any("cannot load " + path_, DCP_WHERE);
+  } catch (const Error&) {
+    throw_if_failed_by_replacement();
+    throw;
+  }
 }
 
 }  // namespace dcp

@@ -7,6 +7,7 @@
 #include "torch_dcp/base/thread_pool.h"
 #include "torch_dcp/format/side_file.h"
 #include "torch_dcp/storage/block_sums_internal.h"
+#include "torch_dcp/storage/file_layout_internal.h"
 #include "torch_dcp/storage/filesystem_reader_internal.h"
 #include "torch_dcp/storage/item_reader_internal.h"
 #include "torch_dcp/storage/item_stream_internal.h"
@@ -28,6 +29,18 @@ auto with_place(const SpellPlace& spell_place, const Call& call) {
     throw;
   } catch (const std::bad_alloc&) {
     DCP_THROW(kIo, spell_place(), ": out of memory");
+  }
+}
+
+/// What `read` gives, unless its file has just gone with a checkpoint that is being replaced, whose open data files are
+/// still good.
+template <typename Read>
+std::optional<SideFile> unless_gone(const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kNotFound) throw;
+    return std::nullopt;
   }
 }
 
@@ -58,28 +71,46 @@ bool FileSystemReader::may_check_slice(const ReadItem& item, const TensorItem& s
   return first_block < stored.data_bytes && std::min(first_block + kSumBlockBytes, stored.data_bytes) <= begin + span;
 }
 
-void FileSystemReader::prepare_slice_checks() {
+std::optional<int> FileSystemReader::rank_of_part(const MetadataIndex& index) const {
+  const std::optional<int> rank = file_layout::rank_of_data_file(storage_info(index).relative_path);
+  return rank && metadata_files_.contains(file_layout::rank_metadata_name(*rank)) ? rank : std::nullopt;
+}
+
+const BlockSums* FileSystemReader::block_sums_for(const MetadataIndex& index) const {
+  const std::optional<int> rank = rank_of_part(index);
+  if (!rank) return side_file_ ? &side_file_->block_sums : nullptr;
+  const auto found = opened_->rank_sums.find(*rank);
+  return found == opened_->rank_sums.end() ? nullptr : found->second.get();
+}
+
+void FileSystemReader::prepare_slice_checks(const MetadataIndex& index) {
+  const std::optional<int> rank = rank_of_part(index);
+  if (!rank) return prepare_side_file();
+  const auto [place, is_new] = opened_->rank_sums.try_emplace(*rank);
+  if (!is_new) return;
+  const std::string& save_id = metadata_files_.at(file_layout::rank_metadata_name(*rank)).save_id;
+  std::optional<SideFile> side_file = unless_gone([&] { return read_side_file(save_id, rank); });
+  if (!side_file) return;
+  place->second = std::make_unique<const BlockSums>(std::move(side_file->block_sums));
+  opened_->checks_slices = true;
+}
+
+void FileSystemReader::prepare_side_file() {
   if (std::exchange(opened_->has_looked_for_sums, true)) return;
   const auto& meta = metadata_->storage_meta;
   if (!side_file_ || !meta || meta->save_id != side_file_->save_id) {
-    std::optional<SideFile> side_file;
-    try {
-      side_file = read_side_file(*metadata_);
-    } catch (const Error& error) {
-      // It has just gone with a checkpoint that is being replaced, whose open data files are still good.
-      if (error.kind() != ErrorKind::kNotFound) throw;
-    }
+    std::optional<SideFile> side_file = unless_gone([&] { return read_side_file(*metadata_); });
     side_file_ = side_file ? std::make_unique<SideFile>(*std::move(side_file)) : nullptr;
   }
-  opened_->checks_slices = side_file_ != nullptr;
+  opened_->checks_slices = opened_->checks_slices || side_file_ != nullptr;
 }
 
 std::optional<ItemSums> FileSystemReader::sums_of(const ReadItem& item, const TensorItem& stored) const {
   if (!opened_->checks_slices || !may_check_slice(item, stored)) return std::nullopt;
-  const BlockSums& block_sums = side_file_->block_sums;
-  const std::vector<std::uint32_t>* sums = block_sums.items.find(item.storage_index);
+  const BlockSums* const block_sums = block_sums_for(item.storage_index);
+  const std::vector<std::uint32_t>* const sums = block_sums ? block_sums->items.find(item.storage_index) : nullptr;
   if (!sums) return std::nullopt;
-  return ItemSums{block_sums.block_bytes, sums, options_.verify_slices == VerifySlices::kWholeBlocks};
+  return ItemSums{block_sums->block_bytes, sums, options_.verify_slices == VerifySlices::kWholeBlocks};
 }
 
 std::vector<FileSystemReader::ReadTask> FileSystemReader::make_tasks(const LoadPlan& plan) const {
@@ -103,6 +134,14 @@ std::vector<FileSystemReader::ReadTask> FileSystemReader::make_tasks(const LoadP
   return tasks;
 }
 
+std::size_t FileSystemReader::count_in_pass(const ReadTask& task, std::size_t first) const {
+  // Otherwise each is read by itself, and no destination is had before its turn.
+  if (options_.verify_slices != VerifySlices::kWholeBlocks) return 1;
+  std::size_t count = 1;
+  while (first + count < task.items.size() && task.items[first + count].second == task.items[first].second) ++count;
+  return count;
+}
+
 void FileSystemReader::run_task(ReadTask& task, LoadPlanner& planner) {
   constexpr std::int64_t kFewestCopyBytes = std::int64_t{1} << 20;
   const auto thread_count = static_cast<std::int64_t>(std::max<std::size_t>(options_.thread_count, 1));
@@ -114,9 +153,11 @@ void FileSystemReader::run_task(ReadTask& task, LoadPlanner& planner) {
   std::shared_ptr<const RandomAccessFile> merged;
   const StorageInfo* opened = nullptr;
   ItemBytes bytes;
-  for (const auto& [item, stored] : task.items) {
+  for (std::size_t first = 0, count = 1; first < task.items.size(); first += count) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
+    const auto& [item, stored] = task.items[first];
     const StorageInfo& info = *stored->info;
+    count = count_in_pass(task, first);
     with_place([&] { return c10::str(file(info.relative_path), ": ", to_string(item->storage_index)); },
                [&] {
                  if (opened != &info) bytes = {};  // before the next one is held
@@ -127,28 +168,62 @@ void FileSystemReader::run_task(ReadTask& task, LoadPlanner& planner) {
                                       transforms_);
                  }
                  opened = &info;
-                 const at::Tensor destination = planner.resolve_tensor(*item);
-                 options.sums = sums_of(*item, stored->item);
-                 ++task.begun;
-                 read_tensor_region(*bytes.file, bytes.offset, stored->item, item->storage_offsets, item->lengths,
-                                    destination, options);
-                 planner.commit_tensor(*item, destination);
+                 read_slices(task, first, count, bytes, planner, options);
                });
+  }
+}
+
+void FileSystemReader::read_slices(ReadTask& task, std::size_t first, std::size_t count, const ItemBytes& bytes,
+                                   LoadPlanner& planner, RegionReadOptions& options) {
+  const TensorItem& stored = task.items[first].second->item;
+  std::vector<WantedRegion> regions;
+  options.sums.reset();
+  for (std::size_t i = first; i < first + count; ++i) {
+    const ReadItem& item = *task.items[i].first;
+    regions.push_back({item.storage_offsets, item.lengths, planner.resolve_tensor(item)});
+    if (!options.sums) options.sums = sums_of(item, stored);
+  }
+  const bool is_one_pass = count > 1 && options.sums;
+  if (is_one_pass) {
+    task.begun += count;
+    read_tensor_regions(*bytes.file, bytes.offset, stored, regions, options);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const WantedRegion& region = regions[i];
+    if (!is_one_pass) {
+      ++task.begun;
+      read_tensor_region(*bytes.file, bytes.offset, stored, region.begin, region.lengths, region.destination, options);
+    }
+    planner.commit_tensor(*task.items[first + i].first, region.destination);
   }
 }
 
 void FileSystemReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
   std::vector<ReadTask> tasks = make_tasks(plan);
-  try {
-    run_parallel(options_.thread_count, tasks.size(), [&](std::size_t number) { run_task(tasks[number], planner); });
-  } catch (c10::Error& error) {
+  const auto describe_changed = [&tasks] {
     std::set<std::string> changed;
     for (const ReadTask& task : tasks) {
       for (std::size_t i = 0; i < task.begun; ++i) changed.insert(to_string(task.items[i].first->dest_index));
     }
-    error.add_context(
-        c10::str("destinations that have been changed already: ", changed.empty() ? "none" : join(changed)));
+    return c10::str("destinations that have been changed already: ", changed.empty() ? "none" : join(changed));
+  };
+  try {
+    try {
+      run_parallel(options_.thread_count, tasks.size(), [&](std::size_t number) { run_task(tasks[number], planner); });
+    } catch (const c10::Error&) {
+      throw_if_failed_by_replacement();
+      throw;
+    }
+    if (opened_->has_opened_again) throw_if_replaced("what was read of it may be the other's");
+  } catch (c10::Error& error) {
+    error.add_context(describe_changed());
     throw;
+  } catch (...) {
+    // A planner may throw anything.
+    const RankFailure failure = current_failure(context_.rank);
+    Error error(failure.kind, failure.message, DCP_WHERE);
+    error.add_context(describe_changed());
+    throw error;
   }
   opened_->files.clear();
 }

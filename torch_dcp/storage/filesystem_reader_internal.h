@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "torch_dcp/base/ordered_map.h"
+#include "torch_dcp/format/side_file.h"
 #include "torch_dcp/format/torch_archive.h"
 #include "torch_dcp/storage/filesystem_reader.h"
 #include "torch_dcp/storage/merged_file_internal.h"
@@ -26,8 +28,12 @@ struct FileSystemReader::Opened {
   std::mutex mutex;  ///< of `files`
   std::unordered_map<std::string, std::shared_ptr<const RandomAccessFile>> files;
   OrderedMap<MetadataIndex, StoredTensor, MetadataIndexHash> tensors;
+  /// A file was opened that is not kept, so that it is opened once more, whatever has its name then.
+  bool has_opened_again = false;
   bool has_looked_for_sums = false;
-  bool checks_slices = false;  ///< with the reader's side file
+  bool checks_slices = false;  ///< with the reader's side file, or with those of ranks:
+  /// By rank, for checkpoints that were saved without collectives; null if it has none.
+  std::map<int, std::unique_ptr<const BlockSums>> rank_sums;
   // Of the check, which is done by one thread.
   TensorItemForms forms;
   std::unordered_map<std::string, std::vector<ByteRange>> expected;  ///< of small items, by file, in order

@@ -3,7 +3,8 @@
 //   1. every rank        makes the directory; the coordinator lists what a commit will replace, and
 //                        gives the new data files names that none of the old ones has
 //   2. every rank        writes its data files: create, append, sync, close; then syncs the directory
-//   3. coordinator       writes the side file the same way
+//   3. coordinator       writes the side file the same way (without collectives each rank its own, if it has
+//                        something to say)
 //   4. coordinator       .metadata.tmp: create, append, sync, close
 //   5. coordinator       renames it to .metadata         <- the only commit point
 //   6. coordinator       syncs the directory
@@ -16,6 +17,7 @@
 #include "torch_dcp/storage/filesystem_writer.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -232,18 +234,19 @@ Metadata FileSystemWriter::finish(Metadata metadata, const std::vector<std::vect
     if (kept_.back() != info.relative_path) kept_.push_back(info.relative_path);
   }
   const Bytes bytes = encode_metadata(metadata);
-  if (context_.use_collectives) {
-    write_side_file(metadata, gather_block_sums(results, metadata));
-  }
+  write_side_file(metadata, gather_block_sums(results, metadata));
   write_metadata(bytes);
   return metadata;
 }
 
 void FileSystemWriter::write_side_file(const Metadata& metadata, BlockSums block_sums) {
   constexpr std::size_t kMostBytes = ParseLimits().max_header_bytes;
-  const std::string name = file_layout::side_file_name(save_id_);
+  const std::optional<int> part = context_.use_collectives ? std::nullopt : std::optional(context_.rank);
+  const std::string name = file_layout::side_file_name(save_id_, part);
   SideFile side_file = make_side_file(metadata);
   side_file.block_sums = std::move(block_sums);
+  // One for each rank would be many files without a word in them.
+  if (part && side_file.typed_paths.empty() && side_file.block_sums.items.empty()) return;
   Bytes bytes = encode_side_file(side_file);
   if (bytes.size() > kMostBytes) {
     side_file.block_sums = {};  // No load needs them.

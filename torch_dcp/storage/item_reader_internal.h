@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <span>
 
 #include "torch_dcp/format/torch_archive.h"
 #include "torch_dcp/io/file_system.h"
@@ -21,6 +22,13 @@ struct RegionReadOptions {
   std::optional<ItemSums> sums = {};              ///< with which a part of the item is checked
 };
 
+/// A part of a stored tensor, and where it goes.
+struct WantedRegion {
+  c10::IntArrayRef begin;    ///< [ndim], in elements
+  c10::IntArrayRef lengths;  ///< [ndim], in elements
+  at::Tensor destination;    ///< as of `read_tensor_region`
+};
+
 /// Reads the region [begin, begin + lengths) of a stored tensor into a destination.
 ///
 /// A row-major item goes from the file straight into a contiguous CPU destination of its dtype; others pass through a
@@ -37,5 +45,15 @@ struct RegionReadOptions {
 void read_tensor_region(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
                         c10::IntArrayRef begin, c10::IntArrayRef lengths, const at::Tensor& destination,
                         const RegionReadOptions& options = {});
+
+/// Reads several regions of one tensor in one pass: each block of which one of them has a part is read once, checked,
+/// and serves them all. Regions may overlap, and one may be the whole tensor: the sums must make its CRC-32.
+///
+/// Memory: one block, and `copy_bytes` as for one region.
+///
+/// \pre `item` is plain and contiguous, `options.sums` are there and read whole blocks.
+/// \throws as read_tensor_region. All destinations may have been changed then.
+void read_tensor_regions(const RandomAccessFile& file, std::int64_t item_offset, const TensorItem& item,
+                         std::span<const WantedRegion> regions, const RegionReadOptions& options);
 
 }  // namespace dcp

@@ -18,6 +18,8 @@ std::string StorageReader::place() const { return {}; }
 
 std::optional<Metadata> StorageReader::read_merged_metadata() { return std::nullopt; }
 
+bool StorageReader::is_still_there() { return true; }
+
 Metadata StorageReader::read_rank_metadata(int rank) {
   DCP_THROW(kUnsupported, "this storage reader has no metadata of single ranks (rank ", rank, " asked)");
 }

@@ -29,7 +29,9 @@ struct StorageReaderContext {
 ///                 gives nothing, every rank read_rank_metadata
 ///   every rank    set_up, prepare_local_plan
 ///   coordinator   prepare_global_plan
-///   every rank    check, and when all ranks have passed, read_data
+///   every rank    check
+///   coordinator   is_still_there
+///   every rank    when all ranks have passed, read_data
 class DCP_API StorageReader {
  public:
   virtual ~StorageReader();
@@ -49,6 +51,14 @@ class DCP_API StorageReader {
   /// What `rank` saved without collectives. \throws as read_metadata.
   virtual Metadata read_rank_metadata(int rank);
 
+  /// Whether what this load goes by is what is there now. No once another save has replaced it, or taken it away: what
+  /// has not been opened by then cannot be read any more, or is another's. Asked when a call failed, and on the
+  /// coordinator after all have checked, when nothing has been changed yet: a load then begins anew, once. Yes for a
+  /// storage that cannot tell.
+  ///
+  /// \throws dcp::Error kIo.
+  virtual bool is_still_there();
+
   /// \param metadata  Must stay alive until the load ends.
   virtual void set_up(const Metadata& metadata, const StorageReaderContext& context) = 0;
 
@@ -57,6 +67,8 @@ class DCP_API StorageReader {
 
   /// Checks all that can be wrong with the stored items of the plan without reading tensors' elements, and
   /// hands every object to the planner. Changes no destination.
+  ///
+  /// \throws dcp::Error; kState where what is wrong comes from that `is_still_there` has become false.
   virtual void check(const LoadPlan& plan, LoadPlanner& planner) = 0;
 
   /// Fills the destinations of the plan's tensor items.

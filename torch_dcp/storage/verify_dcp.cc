@@ -22,6 +22,7 @@ namespace {
 struct Part {
   std::string metadata_name;
   Metadata metadata;
+  BlockSums block_sums = {};  ///< that agree with the metadata
 };
 
 /// What is to be read.
@@ -67,22 +68,22 @@ class Verifier {
       std::optional<Metadata> metadata = reader.read_plain_metadata();
       if (!metadata) return;
       named_.insert(name);
-      check_side_file(reader, *metadata);
       parts.push_back({name, *std::move(metadata)});
+      check_side_file(reader, parts.back());
     });
     return can_read && parts.empty() ? read_rank_parts() : std::move(parts);
   }
 
-  void check_side_file(FileSystemReader& reader, const Metadata& metadata) {
-    const auto& meta = metadata.storage_meta;
-    if (!meta || !meta->save_id) return;
-    const std::string name = file_layout::side_file_name(*meta->save_id);
+  void check_side_file(FileSystemReader& reader, Part& part, std::optional<int> rank = {}) {
+    const std::string save_id = save_id_of(part.metadata);
+    if (save_id.empty()) return;
+    const std::string name = file_layout::side_file_name(save_id, rank);
     check(name, [&] {
-      std::optional<SideFile> side_file = reader.read_side_file(metadata);
+      std::optional<SideFile> side_file = reader.read_side_file(part.metadata, rank);
       if (!side_file) return;
-      const auto fault = find_side_file_fault(*side_file, metadata);
+      const auto fault = find_side_file_fault(*side_file, part.metadata);
       DCP_CHECK(!fault, kCorruptData, *fault);
-      block_sums_ = std::move(side_file->block_sums);
+      part.block_sums = std::move(side_file->block_sums);
     });
     if (files_->file_type(join_path(path_, name)) != FileType::kNone) named_.insert(name);
   }
@@ -102,7 +103,11 @@ class Verifier {
       }
       expected = rank + 1;
       named_.insert(name);
-      check(name, [&] { parts.push_back({name, FileSystemReader(path_, reader_options_).read_rank_metadata(rank)}); });
+      check(name, [&] {
+        FileSystemReader reader(path_, reader_options_);
+        parts.push_back({name, reader.read_plain_rank_metadata(rank)});
+        check_side_file(reader, parts.back(), rank);
+      });
     }
     if (report_.faults.empty() && !parts.empty()) unite(parts);
     return parts;
@@ -188,7 +193,7 @@ class Verifier {
       ItemProgress item_progress(progress, info->length);
       try {
         opaque_types[i] =
-            reader.verify_item(index, [&](std::int64_t bytes) { item_progress.add(bytes); }, &block_sums_);
+            reader.verify_item(index, [&](std::int64_t bytes) { item_progress.add(bytes); }, &part.block_sums);
       } catch (...) {  // Whatever it is, it is told with all others, or where it happened.
         const RankFailure failure = current_failure(0);
         progress.rethrow();
@@ -217,7 +222,6 @@ class Verifier {
   const VerifyOptions& options_;
   const std::shared_ptr<FileSystem> files_;
   const FileSystemReaderOptions reader_options_;
-  BlockSums block_sums_;         ///< that agree with the metadata
   std::set<std::string> named_;  ///< files that something refers to
   VerifyReport report_;
 };
