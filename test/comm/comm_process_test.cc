@@ -46,45 +46,20 @@ std::string outcome_of(Communicator& comm, const std::string& label, const std::
   return text;
 }
 
-// A server and ranks that run `body(communicator, told)`, where `told` gets one line at a time
-// to the test.
-class Job {
+class Job : public RankProcesses {
  public:
   using Body = std::function<void(Communicator&, const Pipe& told)>;
 
-  explicit Job(const Body& body) : told_(kRanks), ports_(kRanks) {
-    server_ = std::make_unique<Child>(
-        [&] {
-          auto store = connect_store(true, 0);
-          for (const Pipe& port : ports_) port.write(std::to_string(store->getPort()) + "\n");
-          std::this_thread::sleep_for(kLimit);
-        },
-        kLimit);
-    for (int rank = 0; rank < kRanks; ++rank) {
-      ranks_.push_back(std::make_unique<Child>(
-          [&, rank] {
-            auto store = connect_store(false, static_cast<std::uint16_t>(std::stoi(ports_[rank].read_line(kLimit))));
-            CommunicatorOptions options;
-            options.deadline = kDeadline;
-            options.store = store;
-            options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""});
-            Communicator comm =
-                Communicator::create(c10::make_intrusive<c10d::ProcessGroup>(store, rank, kRanks), options);
-            body(comm, told_[rank]);
-          },
-          kLimit));
-    }
-  }
-
-  Child& server() { return *server_; }
-  Child& rank(int rank) { return *ranks_[rank]; }
-  std::string next_line(int rank) const { return told_[rank].read_line(kLimit); }
-
- private:
-  std::vector<Pipe> told_;
-  std::vector<Pipe> ports_;
-  std::unique_ptr<Child> server_;
-  std::vector<std::unique_ptr<Child>> ranks_;
+  explicit Job(const Body& body)
+      : RankProcesses(kRanks, kLimit, [&](int rank, const c10::intrusive_ptr<c10d::Store>& store, const Pipe& told) {
+          CommunicatorOptions options;
+          options.deadline = kDeadline;
+          options.store = store;
+          options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""});
+          Communicator comm =
+              Communicator::create(c10::make_intrusive<c10d::ProcessGroup>(store, rank, kRanks), options);
+          body(comm, told);
+        }) {}
 };
 
 TEST(Processes, KilledRankIsNamedByAllSurvivors) {

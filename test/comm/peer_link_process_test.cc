@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "test/comm/rank_process.h"
-#include "torch_dcp/base/error.h"
 #include "torch_dcp/comm/peer_link.h"
 
 namespace dcp::test {
@@ -19,61 +18,23 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using std::chrono::steady_clock;
 
 constexpr int kRanks = 3;
 constexpr seconds kLimit{30};
 
-// Ranks that run `body(link, told)`, where `told` gets one line at a time to the test.
-class LinkedRanks {
+class LinkedRanks : public RankProcesses {
  public:
   using Body = std::function<void(std::shared_ptr<PeerLink> link, const Pipe& told)>;
 
-  LinkedRanks(const Body& body, milliseconds deadline) : told_(kRanks), ports_(kRanks) {
-    server_ = std::make_unique<Child>(
-        [&] {
-          auto store = connect_store(true, 0);
-          for (const Pipe& port : ports_) port.write(std::to_string(store->getPort()) + "\n");
-          std::this_thread::sleep_for(kLimit);
-        },
-        kLimit);
-    for (int rank = 0; rank < kRanks; ++rank) {
-      ranks_.push_back(std::make_unique<Child>(
-          [&, rank] {
-            auto store = connect_store(false, static_cast<std::uint16_t>(std::stoi(ports_[rank].read_line(kLimit))));
-            PeerLinkOptions options;
-            options.deadline = deadline;
-            options.store = store;
-            options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""});
-            body(PeerLink::create(c10::make_intrusive<c10d::ProcessGroup>(store, rank, kRanks), options), told_[rank]);
-          },
-          kLimit));
-    }
-  }
-
-  Child& server() { return *server_; }
-  Child& rank(int rank) { return *ranks_[rank]; }
-  std::string next_line(int rank) const { return told_[rank].read_line(kLimit); }
-
- private:
-  std::vector<Pipe> told_;
-  std::vector<Pipe> ports_;
-  std::unique_ptr<Child> server_;
-  std::vector<std::unique_ptr<Child>> ranks_;
+  LinkedRanks(const Body& body, milliseconds deadline)
+      : RankProcesses(kRanks, kLimit, [&](int rank, const c10::intrusive_ptr<c10d::Store>& store, const Pipe& told) {
+          PeerLinkOptions options;
+          options.deadline = deadline;
+          options.store = store;
+          options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = ""});
+          body(PeerLink::create(c10::make_intrusive<c10d::ProcessGroup>(store, rank, kRanks), options), told);
+        }) {}
 };
-
-std::string outcome_of(const std::function<void()>& call, milliseconds limit) {
-  const auto start = steady_clock::now();
-  std::string text = "ok";
-  try {
-    call();
-  } catch (const Error& error) {
-    text = std::string(error_kind_name(error.kind())) + " " + error.what_without_backtrace();
-  }
-  const auto took = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
-  if (took > limit) text += " after " + std::to_string(took.count()) + " ms";
-  return text + "\n";
-}
 
 void receive(PeerLink& link, int from, std::size_t size) {
   auto bytes = std::make_shared<Bytes>(size);

@@ -65,7 +65,8 @@ class LoadRun {
     } catch (Error& error) {
       // The failing ranks have listed theirs; the same words everywhere.
       undo(rollback, error,
-           "tensors of ranks that are not listed may have been changed; values that are no tensors have not");
+           "tensors of ranks that are not listed may have been changed; values that are no tensors have not",
+           "all destinations have been put back");
       throw;
     }
     try {
@@ -76,7 +77,8 @@ class LoadRun {
     } catch (Error& error) {
       undo(rollback, error,
            "all tensors have been loaded; plain values and Stateful objects have on ranks that are not listed, and on "
-           "those that are some may have");
+           "those that are some may have",
+           "all destinations have been put back, but for what Stateful objects have taken over");
       throw;
     }
     return planner_.report();
@@ -128,16 +130,15 @@ class LoadRun {
     return {std::move(metadata), is_of_ranks};
   }
 
-  /// Puts the destinations back, if there are copies, and adds to the error what is true now. (What a Stateful took
-  /// over itself stays.)
-  void undo(const std::optional<Rollback>& rollback, Error& error, const char* changed) {
+  /// Puts the destinations back, if there are copies, and adds to the error what is true now.
+  void undo(const std::optional<Rollback>& rollback, Error& error, const char* changed, const char* put_back) {
     if (!rollback) {
       error.add_context(changed);
       return;
     }
     try {
       rollback->restore(state_);
-      error.add_context("all destinations have been put back");
+      error.add_context(put_back);
     } catch (const std::exception& failure) {
       // The group's error goes on, with what this rank has to say.
       error.add_context(c10::str(changed, "; this rank could not put its destinations back: ", failure.what()));

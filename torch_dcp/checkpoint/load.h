@@ -31,7 +31,7 @@ struct LoadOptions {
   /// As in LoadPlannerOptions: what becomes of dtypes that this LibTorch lacks.
   bool missing_dtypes_as_bits = false;
   /// Keeps a copy of the destinations, and puts it back on every rank if the load fails on any while it reads. Costs
-  /// the memory of the copy; without it the error lists what was changed.
+  /// the memory of the copy; without it the error lists what was changed. What a Stateful has taken over stays.
   bool rollback = false;
   /// A DefaultLoadPlanner with the three above if null. A planner given here has its own options.
   std::shared_ptr<LoadPlanner> planner = nullptr;
@@ -47,7 +47,8 @@ struct LoadOptions {
 /// the old one is replaced before all ranks have checked, they begin anew with the new one, once (and ask each Stateful
 /// for its state once more); after that, or in a checkpoint with more files than a rank keeps open (256), the error is
 /// kState, says that the checkpoint was replaced, and to load again. (For storages that can tell:
-/// `StorageReader::is_still_there`.)
+/// `StorageReader::is_still_there`. For saves of this library: PyTorch's changes data files in place. And not for ranks
+/// that save without collectives, each of which replaces its own part: what they saved is loaded when all have.)
 ///
 /// \param state  The destinations. Keys that it lacks are not loaded, and reported as unexpected.
 /// \throws dcp::CheckpointError, alike on every rank. From the steps "metadata", "plan" and "check" nothing was

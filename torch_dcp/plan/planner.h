@@ -81,6 +81,9 @@ struct LoadPlannerContext {
 ///   every rank    finish_plan, then for each item resolve_tensor and commit_tensor, or
 ///                 load_object, from several threads at once
 ///
+/// A load that finds the checkpoint replaced begins anew with set_up, once, after it may have called load_object
+/// already: set_up forgets what was before. Several tensors may be resolved before the first of them is committed.
+///
 /// Everything that can be checked from metadata is checked in create_local_plan, before any
 /// destination is touched.
 class DCP_API LoadPlanner {

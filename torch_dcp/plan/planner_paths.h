@@ -15,7 +15,7 @@ namespace dcp {
 /// A value whose copies share one map until one of them is edited: the ranks of a job mostly have the same paths, and
 /// their coordinator the plans of all.
 ///
-/// Thread safety: as a `std::shared_ptr`.
+/// Thread safety: as a container, copies that share a map counted as one for `edit`.
 class PlannerPaths {
  public:
   using Map = OrderedMap<std::string, Path>;
