@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "test/checkpoint/checkpoint_support.h"
@@ -224,6 +225,22 @@ TEST_F(ConvertTest, FailureOnTheWayLeavesNothing) {
   }
   fs::remove_all(path("y"));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+TEST_F(ConvertTest, ASourceThatIsReplacedMeanwhile) {
+  for (const std::string name : {"x.pt", "x.safetensors", "x"}) {
+    save_sharded(path("shards"));
+    ConvertOptions options;
+    options.drop_objects = true;
+    bool is_replaced = false;
+    options.on_convert = [&](std::int64_t done, std::int64_t) {
+      if (done <= 200 || std::exchange(is_replaced, true)) return;
+      save_sharded(path("shards"));
+    };
+    test::expect_error(ErrorKind::kState, "was replaced", [&] { convert("shards", name, options); });
+    EXPECT_TRUE(is_replaced) << name;
+    EXPECT_FALSE(fs::exists(path(name))) << name;
+  }
 }
 
 TEST_F(ConvertTest, FailureOnTheWayKeepsWhatWasThere) {

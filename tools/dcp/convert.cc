@@ -227,6 +227,7 @@ class Conversion {
 
   void count_done(std::int64_t bytes) {
     done_bytes_ += bytes;
+    if (done_bytes_ == report_.byte_count) source_.check_unchanged();  // all is read, and nothing committed
     if (options_.on_convert) options_.on_convert(done_bytes_, report_.byte_count);
   }
 

@@ -101,6 +101,7 @@ class StorageSource : public Source {
     has_paths_ = metadata_.planner_data.has_value() || kind == CheckpointKind::kSafetensors;
     reader_->set_up(metadata_, {});
     read_structure();
+    check_unchanged();
   }
 
   at::Tensor read(const std::string& key, const Box& piece) override {
@@ -120,6 +121,11 @@ class StorageSource : public Source {
       const StorageInfo* info = metadata_.storage_data.find({key, chunk.offsets, {}});
       return info != nullptr && !info->transform_descriptors.empty();
     });
+  }
+
+  void check_unchanged() override {
+    DCP_CHECK(reader_->is_still_there(), kState, reader_->place(),
+              " was replaced or removed while it was being read: convert it again");
   }
 
  private:
@@ -193,6 +199,9 @@ class TorchSaveSource : public Source {
   }
 
   bool is_costly_in_parts(const std::string&) const override { return false; }
+
+  // Its one file is held open, and a file that takes its name is another one.
+  void check_unchanged() override {}
 
  private:
   std::size_t number_of(const at::Tensor& tensor) const { return numbers_.at(tensor.unsafeGetTensorImpl()); }

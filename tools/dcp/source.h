@@ -46,6 +46,10 @@ class Source {
   /// Whether reading many small parts of a tensor would cost as much each time as reading it whole.
   virtual bool is_costly_in_parts(const std::string& key) const = 0;
 
+  /// Once everything has been read. \throws dcp::Error kState if another save has replaced the source since it was
+  ///         opened: what was read may then be of two checkpoints.
+  virtual void check_unchanged() = 0;
+
  protected:
   StateDict state_;
   FlatStateDict leaves_;
