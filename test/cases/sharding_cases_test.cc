@@ -27,7 +27,7 @@ void expect_same(const StateDict& state, const StateDict& wanted, const std::str
 }
 
 std::vector<Box> real_chunks(const Metadata& metadata, const std::string& key) {
-  std::vector<Box> chunks = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(key)).chunks;
+  std::vector<Box> chunks = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(key)).chunks.boxes();
   std::erase_if(chunks, [](const Box& chunk) { return chunk.empty(); });
   std::sort(chunks.begin(), chunks.end(), [](const Box& a, const Box& b) { return a.offsets < b.offsets; });
   return chunks;

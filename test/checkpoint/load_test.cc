@@ -61,7 +61,7 @@ class ReadFault {
   /// A bit of the elements of `b` on rank 1, which nothing but its checksum tells.
   void damage() {
     const Metadata metadata = Place{files}.metadata("c");
-    const StorageInfo& info = *metadata.storage_data.find({"b", Sizes{3}, {}});
+    const StorageInfo info = *metadata.storage_data.find({"b", Sizes{3}, {}});
     Bytes bytes = contents_of(*files, "c").at(info.relative_path);
     const Bytes thirteen = {0, 0, 0x50, 0x41};
     const auto element = std::search(bytes.begin(), bytes.end(), thirteen.begin(), thirteen.end());

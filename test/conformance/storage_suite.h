@@ -233,7 +233,7 @@ class StorageSuite : public ::testing::TestWithParam<StorageCase> {
   /// Where a reader finds the tensor's first chunk.
   StorageInfo first_chunk(const std::string& key, std::size_t ndim) {
     const Metadata metadata = *LoadingRanks(place_, 1).read_metadata();
-    const StorageInfo* info = metadata.storage_data.find({key, Sizes(ndim, 0), {}});
+    const std::optional<StorageInfo> info = metadata.storage_data.find({key, Sizes(ndim, 0), {}});
     DCP_CHECK(info, kInternal, key, " has no place in the metadata");
     return *info;
   }

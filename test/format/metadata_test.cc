@@ -85,8 +85,8 @@ void expect_stored(const Metadata& metadata, const std::string& key, const Json&
       const Box box{*index.offset, Sizes(sizes.begin(), sizes.end())};
       EXPECT_NE(std::find(chunks.begin(), chunks.end(), box), chunks.end()) << label << " " << to_string(box);
     }
-    const StorageInfo* info = metadata.storage_data.find(index);
-    ASSERT_NE(info, nullptr) << label << " " << place;
+    const std::optional<StorageInfo> info = metadata.storage_data.find(index);
+    ASSERT_TRUE(info) << label << " " << place;
     EXPECT_EQ(info->relative_path, place["file"].get<std::string>()) << label;
     EXPECT_EQ(info->offset, place["offset"].get<std::int64_t>()) << label;
     EXPECT_EQ(info->length, place["length"].get<std::int64_t>()) << label;

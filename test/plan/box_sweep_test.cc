@@ -38,6 +38,20 @@ TensorStorageMetadata checkerboard(std::int64_t n) {
   return tensor;
 }
 
+void shuffle(TensorStorageMetadata& tensor, std::mt19937& random) {
+  std::vector<Box> chunks = tensor.chunks.boxes();
+  std::shuffle(chunks.begin(), chunks.end(), random);
+  tensor.chunks = chunks;
+}
+
+/// Changes one chunk.
+template <typename Change>
+void change(TensorStorageMetadata& tensor, std::size_t number, const Change& change_box) {
+  Box chunk = tensor.chunks[number];
+  change_box(chunk);
+  tensor.chunks.replace(number, chunk);
+}
+
 double n_log_n(std::size_t n) { return static_cast<double>(n) * std::log2(static_cast<double>(n)); }
 
 std::string fault_of(const TensorStorageMetadata& tensor, bool must_cover = true) {
@@ -172,7 +186,7 @@ TEST(Validate, O30_ManyChunksTakeNLogNComparisons) {
 
   std::mt19937 random(4);
   TensorStorageMetadata shuffled = rows;
-  std::shuffle(shuffled.chunks.begin(), shuffled.chunks.end(), random);
+  shuffle(shuffled, random);
   counters = {};
   EXPECT_TRUE(check_chunks(shuffled, &counters).covers_all());
   EXPECT_LE(counters.pair_tests, 16384u);
@@ -183,7 +197,7 @@ TEST(Validate, O30_CheckerboardsTakeNLogNComparisons) {
   for (const bool is_shuffled : {false, true}) {
     TensorStorageMetadata board = checkerboard(128);
     std::mt19937 random(5);
-    if (is_shuffled) std::shuffle(board.chunks.begin(), board.chunks.end(), random);
+    if (is_shuffled) shuffle(board, random);
     SweepCounters counters;
     EXPECT_TRUE(check_chunks(board, &counters).covers_all());
     EXPECT_LE(counters.pair_tests, 2u * 16384u);
@@ -203,7 +217,7 @@ TensorStorageMetadata four_dim_grid(std::int64_t n) {
     }
   }
   std::mt19937 random(7);
-  std::shuffle(tensor.chunks.begin(), tensor.chunks.end(), random);
+  shuffle(tensor, random);
   return tensor;
 }
 
@@ -214,8 +228,10 @@ TEST(Validate, O30_GridsOfManyDimensionsTakeNLogNComparisons) {
   EXPECT_TRUE(check_chunks(grid, &counters).covers_all());
   EXPECT_LE(counters.pair_tests, 2 * n);
   EXPECT_LE(static_cast<double>(counters.sort_comparisons), 4 * 2 * n_log_n(n));
-  grid.chunks[n / 2].sizes[2] += 1;
-  if (grid.chunks[n / 2].offsets[2] == 19) grid.chunks[n / 2].offsets[2] -= 1;
+  change(grid, n / 2, [](Box& chunk) {
+    chunk.sizes[2] += 1;
+    if (chunk.offsets[2] == 19) chunk.offsets[2] -= 1;
+  });
   EXPECT_NE(fault_of(grid).find("overlap"), std::string::npos);
 }
 
@@ -264,17 +280,19 @@ TEST(BoxSweep, IrregularBoxesTakeABoundedTime) {
 TEST(Validate, O30_BrokenCheckerboards) {
   const TensorStorageMetadata board = checkerboard(16);
   TensorStorageMetadata hole = board;
-  hole.chunks.erase(hole.chunks.begin() + 16 * 3 + 5);
+  std::vector<Box> others = board.chunks.boxes();
+  others.erase(others.begin() + 16 * 3 + 5);
+  hole.chunks = others;
   EXPECT_EQ(fault_of(hole), "chunks hold 1530 of 1536 elements of the size [32, 48]; none holds [6, 15] + [2, 3]");
   TensorStorageMetadata shifted = board;
-  shifted.chunks[16 * 3 + 5].offsets[1] += 1;
+  change(shifted, 16 * 3 + 5, [](Box& chunk) { chunk.offsets[1] += 1; });
   EXPECT_NE(fault_of(shifted).find("overlap"), std::string::npos);
   EXPECT_NE(fault_of(shifted).find("[6, 16] + [2, 3]"), std::string::npos);
   TensorStorageMetadata out = board;
-  out.chunks.back().offsets[0] += 1;
+  change(out, out.chunks.size() - 1, [](Box& chunk) { chunk.offsets[0] += 1; });
   EXPECT_EQ(fault_of(out), "chunk [31, 45] + [2, 3] is out of bounds of the size [32, 48]");
   TensorStorageMetadata negative = board;
-  negative.chunks.front().offsets[1] = -3;
+  change(negative, 0, [](Box& chunk) { chunk.offsets[1] = -3; });
   EXPECT_EQ(fault_of(negative), "chunk [0, -3] + [2, 3] has a negative offset");
 }
 

@@ -41,10 +41,10 @@ struct Rank {
   std::string file;
 
  private:
-  void store(MetadataIndex index) { metadata.storage_data.insert(std::move(index), {file, 0, 100, {}}); }
+  void store(const MetadataIndex& index) { metadata.storage_data.insert(index, {file, 0, 100, {}}); }
 };
 
-const StorageInfo& stored(const Metadata& metadata, const std::string& fqn, std::optional<Sizes> offset = {}) {
+StorageInfo stored(const Metadata& metadata, const std::string& fqn, std::optional<Sizes> offset = {}) {
   return *metadata.storage_data.find({fqn, std::move(offset), {}});
 }
 

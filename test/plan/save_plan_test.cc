@@ -85,7 +85,7 @@ void expect_each_written_once(const Plans& plans, const Metadata& metadata) {
       const TensorStorageMetadata& tensor = tensor_of(metadata, item.index.fqn);
       ASSERT_TRUE(item.index.index);
       EXPECT_EQ(tensor.chunks.at(static_cast<std::size_t>(*item.index.index)), item.chunk);
-      EXPECT_EQ(find_chunk(metadata, item.index), &tensor.chunks[static_cast<std::size_t>(*item.index.index)]);
+      EXPECT_EQ(find_chunk(metadata, item.index), tensor.chunks[static_cast<std::size_t>(*item.index.index)]);
     }
   }
   std::size_t chunk_count = 0;

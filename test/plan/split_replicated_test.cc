@@ -166,8 +166,8 @@ Bytes64 bytes_of(const std::vector<SavePlan>& plans) {
   return bytes;
 }
 
-const std::vector<Box>& chunks_of(const Metadata& metadata, const std::string& key) {
-  return std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(key)).chunks;
+std::vector<Box> chunks_of(const Metadata& metadata, const std::string& key) {
+  return std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(key)).chunks.boxes();
 }
 
 TEST(SplitReplicated, WrittenBytesAreBalancedInAllThreeLayouts) {

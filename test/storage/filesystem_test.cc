@@ -348,7 +348,7 @@ TEST_F(FileSystemTest, AFileThatWasCutIsToldOfEachSmallItemThatItLacks) {
   for (const auto& [key, value] : state) wanted[key] = pattern({16});
   const std::string text = error_of([&] { place_.load(wanted, "c"); });
   for (int i = 0; i < 20; ++i) {
-    const StorageInfo& info = *metadata.storage_data.find({c10::str("t", 10 + i), Sizes{0}, {}});
+    const StorageInfo info = *metadata.storage_data.find({c10::str("t", 10 + i), Sizes{0}, {}});
     const bool is_cut = static_cast<std::size_t>(info.offset + info.length) > bytes.size() / 2;
     EXPECT_EQ(text.find(c10::str("t", 10 + i, " at")) != std::string::npos, is_cut) << text;
   }

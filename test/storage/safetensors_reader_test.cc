@@ -67,7 +67,7 @@ TEST_F(SafetensorsReaderTest, AFolderWithoutAnIndex) {
   const auto& a = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find("a"));
   EXPECT_EQ(a.size, (Sizes{4, 3}));
   EXPECT_EQ(a.properties.dtype, at::kFloat);
-  const StorageInfo& info = *metadata.storage_data.find({"a", Sizes{0, 0}, {}});
+  const StorageInfo info = *metadata.storage_data.find({"a", Sizes{0, 0}, {}});
   EXPECT_EQ(info.relative_path, "model-00001-of-00002.safetensors");
   EXPECT_EQ(info.length, 48);
   EXPECT_FALSE(metadata.planner_data);

@@ -68,7 +68,7 @@ class VerifyTest : public ::testing::Test {
   void write(const std::string& name, ByteSpan bytes) const { test::write_file(*place_.files, path(name), bytes); }
   void write_metadata(const Metadata& metadata) const { write(".metadata", encode_metadata(metadata)); }
 
-  const StorageInfo& stored(const std::string& key, Sizes offsets) const {
+  StorageInfo stored(const std::string& key, Sizes offsets) const {
     return *metadata_.storage_data.find({key, offsets, {}});
   }
 
@@ -208,9 +208,10 @@ TEST_F(VerifyTest, ItemWithoutPlace) {
 
 TEST_F(VerifyTest, LengthsBeyondCounting) {
   Metadata metadata = metadata_;
-  for (auto& [index, info] : metadata.storage_data) {
+  for (auto [index, info] : metadata_.storage_data) {
     info.offset = 0;
     info.length = INT64_MAX;
+    metadata.storage_data.insert_or_assign(index, info);
   }
   write_metadata(metadata);
   std::int64_t last = 0;
@@ -258,14 +259,16 @@ TEST_F(VerifyTest, ItemsOfAnotherDtypeOrSize) {
 
   metadata = metadata_;
   tensor(metadata, "w").size = {4, 3};
-  tensor(metadata, "w").chunks[0].sizes = {4, 3};
+  tensor(metadata, "w").chunks.replace(0, whole_box({4, 3}));
   write_metadata(metadata);
   expect_fault("__0_0.distcp", "w at [0, 0]", ErrorKind::kCorruptData, "sizes [3, 4], the metadata says [4, 3]");
 }
 
 TEST_F(VerifyTest, UnknownTransform) {
   Metadata metadata = metadata_;
-  metadata.storage_data.find({"number", {}, {}})->transform_descriptors = {"stream.rot13/1"};
+  StorageInfo info = *metadata.storage_data.find({"number", {}, {}});
+  info.transform_descriptors = {"stream.rot13/1"};
+  metadata.storage_data.insert_or_assign({"number", {}, {}}, info);
   write_metadata(metadata);
   expect_fault("__0_0.distcp", "number", ErrorKind::kUnsupported, "stream.rot13/1");
 }
@@ -276,7 +279,7 @@ TEST_F(VerifyTest, ManyFaultsAtOnce) {
   metadata.storage_data.erase({"number", {}, {}});
   write_metadata(metadata);
   Bytes damaged = read("__0_0.distcp");
-  const StorageInfo& ids = stored("ids", {0});
+  const StorageInfo ids = stored("ids", {0});
   damaged[static_cast<std::size_t>(ids.offset + ids.length / 2)] ^= 1;
   write("__0_0.distcp", damaged);
   std::set<std::string> keys;

@@ -72,7 +72,7 @@ Json stored_json(const std::string& fqn, const Box* chunk, std::size_t number, c
   Json json;
   MetadataIndex index{fqn, {}, {}};
   if (chunk) index.offset = chunk->offsets;
-  const StorageInfo* info = metadata.storage_data.find(index);
+  const std::optional<StorageInfo> info = metadata.storage_data.find(index);
   DCP_CHECK(info, kCorruptData, to_string(index), ": the metadata does not say where it is stored");
   json["file"] = info->relative_path;
   json["offset"] = info->offset;
@@ -90,7 +90,7 @@ Json object_entry(const std::string& fqn, const Metadata& metadata, FileSystemRe
   Json json;
   json["kind"] = "bytes";
   if (with_values) {
-    const StorageInfo* info = metadata.storage_data.find({fqn, {}, {}});
+    const std::optional<StorageInfo> info = metadata.storage_data.find({fqn, {}, {}});
     DCP_CHECK(info, kCorruptData, fqn, ": the metadata does not say where it is stored");
     try {
       json["value"] = object_item_to_json(reader.read_item(*info));
@@ -120,7 +120,8 @@ Json entry_json(const std::string& fqn, const StorageMetadata& entry, const Part
   Json stored = Json::array();
   if (tensor) {
     for (std::size_t i = 0; i < tensor->chunks.size(); ++i) {
-      stored.push_back(stored_json(fqn, &tensor->chunks[i], i, part.metadata));
+      const Box chunk = tensor->chunks[i];
+      stored.push_back(stored_json(fqn, &chunk, i, part.metadata));
     }
   } else {
     stored.push_back(stored_json(fqn, nullptr, 0, part.metadata));
@@ -182,7 +183,7 @@ Json part_entries(const std::string& path, const Part& part, FileSystemReader& r
 std::int64_t stored_bytes(const std::string& fqn, const StorageMetadata& entry, const Metadata& metadata) {
   std::int64_t bytes = 0;
   const auto add = [&](const MetadataIndex& index) {
-    if (const StorageInfo* info = metadata.storage_data.find(index)) bytes += info->length;
+    if (const std::optional<StorageInfo> info = metadata.storage_data.find(index)) bytes += info->length;
   };
   if (const auto* tensor = std::get_if<TensorStorageMetadata>(&entry)) {
     for (const Box& chunk : tensor->chunks) add({fqn, chunk.offsets, {}});

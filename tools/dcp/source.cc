@@ -116,10 +116,10 @@ class StorageSource : public Source {
   }
 
   bool is_costly_in_parts(const std::string& key) const override {
-    const std::vector<Box>& chunks = tensor_of(key).chunks;
+    const ChunkList& chunks = tensor_of(key).chunks;
     return std::any_of(chunks.begin(), chunks.end(), [&](const Box& chunk) {
-      const StorageInfo* info = metadata_.storage_data.find({key, chunk.offsets, {}});
-      return info != nullptr && !info->transform_descriptors.empty();
+      const std::optional<StorageInfo> info = metadata_.storage_data.find({key, chunk.offsets, {}});
+      return info && !info->transform_descriptors.empty();
     });
   }
 

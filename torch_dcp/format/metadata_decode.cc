@@ -130,7 +130,7 @@ TensorStorageMetadata read_tensor(Ref node, const Bounds& bounds, const Place& p
             ": the bytes of ", to_string(tensor.size), " overflow");
   DCP_CHECK(chunks != nullptr && chunks->kind == NodeKind::kList, kCorruptData, place.at("chunks"),
             ": must be a list, is ", describe_node(chunks));
-  tensor.chunks.reserve(chunks->items().size());
+  tensor.chunks.reserve(chunks->items().size(), tensor.size.size());
   for (Ref chunk : chunks->items()) {
     tensor.chunks.push_back(read_chunk(chunk, tensor.size.size(), bounds, place.at("chunks")));
   }
@@ -253,16 +253,16 @@ StorageInfo read_storage_info(Ref node, const Bounds& bounds, const Place& place
   return info;
 }
 
-OrderedMap<MetadataIndex, StorageInfo, MetadataIndexHash> read_storage_data(Ref node, const Bounds& bounds) {
+StorageTable read_storage_data(Ref node, const Bounds& bounds) {
   const Place place{"storage_data", {}, {}};
-  OrderedMap<MetadataIndex, StorageInfo, MetadataIndexHash> storage;
+  StorageTable storage;
   storage.reserve(expect_dict(node, place)->entries().size());
   for (const auto& [key, value] : node->entries()) {
-    MetadataIndex index = read_index(key, bounds);
-    StorageInfo info = read_storage_info(value, bounds, {place.part, index.fqn, {}});
-    const bool is_new = storage.insert(std::move(index), std::move(info));
-    DCP_CHECK(is_new, kCorruptData, place, ": '", to_string(read_index(key, bounds)), "' is there twice");
+    const MetadataIndex index = read_index(key, bounds);
+    const bool is_new = storage.insert(index, read_storage_info(value, bounds, {place.part, index.fqn, {}}));
+    DCP_CHECK(is_new, kCorruptData, place, ": '", to_string(index), "' is there twice");
   }
+  storage.shrink_to_fit();
   return storage;
 }
 

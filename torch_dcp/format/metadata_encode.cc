@@ -105,14 +105,14 @@ class MetadataEncoder {
   void tensor(const TensorStorageMetadata& tensor);
   void layout();
   void properties(const TensorProperties& properties);
-  void chunk(const Box& chunk);
-  void chunks(const std::vector<Box>& chunks);
+  void chunk(c10::IntArrayRef offsets, c10::IntArrayRef extents);
+  void chunks(const ChunkList& chunks);
   void sizes(c10::IntArrayRef sizes);
   /// \pre `of_key` was the last `key`.
   void path(const std::string& of_key, const Path& path);
-  void index(const MetadataIndex& index);
+  void index(const StorageTable::Row& row);
   void relative_path(const std::string& path);
-  void storage_info(const StorageInfo& info);
+  void storage_info(const StorageTable::Row& row);
   void storage_meta(const StorageMeta& meta);
   void optional_text(const std::optional<std::string>& text);
   /// Makes a tuple of the last `count` values, before which `mark_tuple(count)` was called.
@@ -217,25 +217,25 @@ void MetadataEncoder::properties(const TensorProperties& properties) {
   writer_.build();
 }
 
-void MetadataEncoder::chunk(const Box& chunk) {
+void MetadataEncoder::chunk(c10::IntArrayRef offsets, c10::IntArrayRef extents) {
   begin_object(Name::kChunkStorageMetadata);
   field(Name::kOffsetsField);
-  sizes(chunk.offsets);
+  sizes(offsets);
   field(Name::kSizesField);
-  sizes(chunk.sizes);
+  sizes(extents);
   end_object();
 }
 
-void MetadataEncoder::chunks(const std::vector<Box>& chunks) {
+void MetadataEncoder::chunks(const ChunkList& chunks) {
   writer_.empty_list();
   if (chunks.size() == 1) {
-    chunk(chunks[0]);
+    chunk(chunks.offsets(0), chunks.sizes(0));
     writer_.append();
     return;
   }
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (i % kBatch == 0) writer_.mark();
-    chunk(chunks[i]);
+    chunk(chunks.offsets(i), chunks.sizes(i));
     if ((i + 1) % kBatch == 0 || i + 1 == chunks.size()) writer_.appends_from_mark();
   }
 }
@@ -298,19 +298,19 @@ void MetadataEncoder::path(const std::string& of_key, const Path& path) {
   end_tuple(path.size());
 }
 
-void MetadataEncoder::index(const MetadataIndex& index) {
+void MetadataEncoder::index(const StorageTable::Row& row) {
   begin_object(Name::kMetadataIndex);
   field(Name::kFqnField);
-  key(index.fqn);
+  key(row.fqn);
   field(Name::kIndexField);
-  if (index.index) {
-    writer_.integer(*index.index);
+  if (row.index) {
+    writer_.integer(*row.index);
   } else {
     writer_.none();
   }
-  if (index.offset) {
+  if (row.has_offset) {
     field(Name::kOffsetField);
-    sizes(*index.offset);
+    sizes(row.chunk_offsets);
   }
   end_object();
 }
@@ -322,19 +322,19 @@ void MetadataEncoder::relative_path(const std::string& path) {
   last_path_number_ = writer_.put();
 }
 
-void MetadataEncoder::storage_info(const StorageInfo& info) {
+void MetadataEncoder::storage_info(const StorageTable::Row& row) {
   begin_object(Name::kStorageInfo);
   field(Name::kRelativePathField);
-  relative_path(info.relative_path);
+  relative_path(row.relative_path);
   field(Name::kOffsetField);
-  writer_.integer(info.offset);
+  writer_.integer(row.offset);
   field(Name::kLengthField);
-  writer_.integer(info.length);
-  if (!info.transform_descriptors.empty()) {
+  writer_.integer(row.length);
+  if (!row.transform_descriptors.empty()) {
     field("transform_descriptors");
     writer_.empty_list();
     writer_.mark();
-    for (const std::string& descriptor : info.transform_descriptors) writer_.text(descriptor);
+    for (const std::string& descriptor : row.transform_descriptors) writer_.text(descriptor);
     writer_.appends_from_mark();
   }
   end_object();
@@ -378,9 +378,9 @@ Bytes MetadataEncoder::run(const Metadata& metadata) && {
     writer_.none();
   }
   field("storage_data");
-  dict(metadata.storage_data, [this](const auto& entry) {
-    index(entry.first);
-    storage_info(entry.second);
+  dict(metadata.storage_data.rows(), [this](const StorageTable::Row& row) {
+    index(row);
+    storage_info(row);
   });
   field("storage_meta");
   if (metadata.storage_meta) {

@@ -195,19 +195,21 @@ BlockSums decode_block_sums(const Json& json, const ParseLimits& limits) {
 std::optional<std::string> find_sums_fault(const BlockSums& block_sums, const Metadata& metadata) {
   if (block_sums.items.empty()) return std::nullopt;
   // The sums come without the numbers of their chunks, and a tensor may have very many.
-  std::unordered_map<MetadataIndex, const Box*, MetadataIndexHash> chunks;
+  std::unordered_map<MetadataIndex, Sizes, MetadataIndexHash> sizes_of_chunks;
   for (const auto& [key, entry] : metadata.state_dict_metadata) {
     const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
     if (tensor == nullptr) continue;
-    for (const Box& chunk : tensor->chunks) chunks.emplace(MetadataIndex{key, chunk.offsets, {}}, &chunk);
+    for (const Box& chunk : tensor->chunks) {
+      sizes_of_chunks.emplace(MetadataIndex{key, chunk.offsets, {}}, chunk.sizes);
+    }
   }
   for (const auto& [index, sums] : block_sums.items) {
-    const auto chunk = chunks.find(index);
-    if (chunk == chunks.end()) {
+    const auto chunk = sizes_of_chunks.find(index);
+    if (chunk == sizes_of_chunks.end()) {
       return c10::str("it has block sums of ", to_string(index), ", the metadata has no such chunk");
     }
     const auto& tensor = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(index.fqn));
-    const auto numel = checked_numel(chunk->second->sizes);
+    const auto numel = checked_numel(chunk->second);
     const auto bytes = numel ? checked_mul(*numel, element_bytes(tensor.properties.dtype)) : std::nullopt;
     if (!bytes || *bytes == 0 || !std::cmp_equal((*bytes - 1) / block_sums.block_bytes + 1, sums.size())) {
       return c10::str("it has ", sums.size(), " block sums of ", to_string(index), ", which has another size");

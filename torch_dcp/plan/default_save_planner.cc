@@ -58,7 +58,7 @@ std::optional<Paths> take_planner_data(std::vector<SavePlan>& plans) {
 StorageMetadata new_entry(const WriteItem& item, std::size_t chunk_count) {
   if (!item.is_tensor()) return BytesStorageMetadata{};
   TensorStorageMetadata tensor{item.properties, item.size, {}};
-  tensor.chunks.reserve(chunk_count);
+  tensor.chunks.reserve(chunk_count, item.size.size());
   return tensor;
 }
 
@@ -86,7 +86,7 @@ OrderedMap<std::string, StorageMetadata> gather_chunks(DedupedPlans& deduped) {
       if (*number == result.size()) result.insert(item.index.fqn, new_entry(item, item_counts[*number]));
       StorageMetadata& entry = (result.begin() + *number++)->second;
       if (!item.is_tensor()) continue;
-      std::vector<Box>& chunks = std::get<TensorStorageMetadata>(entry).chunks;
+      ChunkList& chunks = std::get<TensorStorageMetadata>(entry).chunks;
       item.index.index = static_cast<std::int64_t>(chunks.size());
       chunks.push_back(item.chunk);
     }

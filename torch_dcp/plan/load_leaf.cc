@@ -205,7 +205,7 @@ void LeafLoader::check_coverage(const std::string& key, const TensorStorageMetad
   }
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     if (covered[i] == wanted[i].numel()) continue;
-    const auto hole = find_uncovered(wanted[i], stored.chunks);
+    const auto hole = find_uncovered(wanted[i], stored.chunks.boxes());
     add_fault(ErrorKind::kCorruptData, key,
               "stored chunks hold " + std::to_string(covered[i]) + " of the " + std::to_string(wanted[i].numel()) +
                   " elements of " + to_string(wanted[i]) + " that this rank wants" +

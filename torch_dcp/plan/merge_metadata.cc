@@ -55,6 +55,10 @@ class Merge {
       const auto chunk_fault = find_chunk_fault(*tensor, /*must_cover=*/true);
       if (chunk_fault) fault(fqn, "of all ranks together, " + *chunk_fault + "; is a rank's metadata missing?");
     }
+    for (auto& entry : merged_.state_dict_metadata) {
+      if (auto* tensor = std::get_if<TensorStorageMetadata>(&entry.second)) tensor->chunks.shrink_to_fit();
+    }
+    merged_.storage_data.shrink_to_fit();
     faults_.throw_if_any("the metadata that ranks saved without collectives make no whole", DCP_WHERE);
     return std::move(merged_);
   }
@@ -75,9 +79,9 @@ class Merge {
     merged_.state_dict_metadata.insert(fqn, std::move(empty));
   }
 
-  void add_storage(MetadataIndex index, const Metadata& part) {
-    const StorageInfo* info = part.storage_data.find(index);
-    if (info) merged_.storage_data.insert_or_assign(std::move(index), *info);
+  void add_storage(const MetadataIndex& index, const Metadata& part) {
+    const std::optional<StorageInfo> info = part.storage_data.find(index);
+    if (info) merged_.storage_data.insert_or_assign(index, *info);
   }
 
   void add_chunks(const std::string& fqn, const TensorStorageMetadata& from, const Metadata& part, std::size_t rank,
@@ -87,15 +91,15 @@ class Merge {
       const auto [place, is_new] = places_.try_emplace(index, Place{to.chunks.size(), rank});
       if (is_new) {
         to.chunks.push_back(chunk);
-        add_storage(std::move(index), part);
+        add_storage(index, part);
         continue;
       }
-      Box& other = to.chunks[place->second.chunk];
+      const Box other = to.chunks[place->second.chunk];
       if (chunk.sizes == other.sizes || chunk.empty()) continue;
       if (other.empty()) {
-        other = chunk;
+        to.chunks.replace(place->second.chunk, chunk);
         index.index = static_cast<std::int64_t>(place->second.chunk);
-        add_storage(std::move(index), part);
+        add_storage(index, part);
         continue;
       }
       fault(fqn, c10::str("rank ", place->second.rank, " has the chunk ", to_string(other), ", rank ", rank, " ",
@@ -134,12 +138,12 @@ Metadata merge_rank_metadata(const std::vector<Metadata>& by_rank) {
 
 void prefer_rank_metadata(Metadata& merged, const Metadata& own) {
   for (const auto& [index, info] : own.storage_data) {
-    StorageInfo* stored = merged.storage_data.find(index);
-    if (!stored) continue;
-    const Box* box = find_chunk(merged, index);
-    const Box* own_box = find_chunk(own, index);
+    if (!merged.storage_data.contains(index)) continue;
+    const std::optional<Box> box = find_chunk(merged, index);
+    const std::optional<Box> own_box = find_chunk(own, index);
     // An empty chunk may begin where another rank's begins.
-    if ((box != nullptr) == (own_box != nullptr) && (!box || box->sizes == own_box->sizes)) *stored = info;
+    const bool is_same = box.has_value() == own_box.has_value() && (!box || box->sizes == own_box->sizes);
+    if (is_same) merged.storage_data.insert_or_assign(index, info);
   }
 }
 

@@ -31,21 +31,22 @@ MetadataIndex index_of(const std::string& fqn, const Box& box, std::size_t numbe
 
 std::vector<ReadItem> create_read_items(const std::string& fqn, const TensorStorageMetadata& stored,
                                         const std::vector<Box>& wanted) {
-  check_ndim(fqn, stored, stored.chunks, "stored chunk");
+  const std::vector<Box> chunks = stored.chunks.boxes();
+  check_ndim(fqn, stored, chunks, "stored chunk");
   check_ndim(fqn, stored, wanted, "wanted box");
   std::vector<ReadItem> items;
   const auto add_common = [&](std::size_t i, std::size_t j) {
-    const Box& chunk = stored.chunks[j];
+    const Box& chunk = chunks[j];
     const std::optional<Box> common = intersect(wanted[i], chunk);
     if (!common) return;
     items.push_back({ReadItemType::kTensor, index_of(fqn, wanted[i], i), difference(common->offsets, wanted[i].offsets),
                      index_of(fqn, chunk, j), difference(common->offsets, chunk.offsets), common->sizes});
   };
-  if (stored.chunks.size() == 1) {  // Most tensors: nothing is to be searched for.
+  if (chunks.size() == 1) {  // Most tensors: nothing is to be searched for.
     for (std::size_t i = 0; i < wanted.size(); ++i) add_common(i, 0);
     return items;
   }
-  const OverlapFinder finder(stored.chunks);
+  const OverlapFinder finder(chunks);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     for (const std::size_t j : finder.overlaps(wanted[i])) add_common(i, j);
   }

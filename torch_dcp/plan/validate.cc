@@ -33,17 +33,18 @@ ChunkCheck check_chunks(const TensorStorageMetadata& tensor, SweepCounters* coun
     return check;
   }
   check.numel = *numel;
-  for (const Box& chunk : tensor.chunks) {
+  const std::vector<Box> chunks = tensor.chunks.boxes();
+  for (const Box& chunk : chunks) {
     check.fault = find_box_fault(chunk, tensor.size);
     if (check.fault) return check;
   }
-  if (const auto overlapping = find_overlap(tensor.chunks, counters)) {
-    check.fault = "chunks " + to_string(tensor.chunks[overlapping->first]) + " and " +
-                  to_string(tensor.chunks[overlapping->second]) + " overlap";
+  if (const auto overlapping = find_overlap(chunks, counters)) {
+    check.fault = "chunks " + to_string(chunks[overlapping->first]) + " and " + to_string(chunks[overlapping->second]) +
+                  " overlap";
     return check;
   }
   // Disjoint and within bounds: the sum cannot exceed numel.
-  for (const Box& chunk : tensor.chunks) check.covered_numel += chunk.numel();
+  for (const Box& chunk : chunks) check.covered_numel += chunk.numel();
   return check;
 }
 
@@ -52,7 +53,7 @@ std::optional<std::string> find_chunk_fault(const TensorStorageMetadata& tensor,
   if (check.fault || !must_cover || check.covers_all()) return check.fault;
   std::string fault = "chunks hold " + std::to_string(check.covered_numel) + " of " + std::to_string(check.numel) +
                       " elements of the size " + spell(tensor.size);
-  if (const auto hole = find_uncovered(whole_box(tensor.size), tensor.chunks)) {
+  if (const auto hole = find_uncovered(whole_box(tensor.size), tensor.chunks.boxes())) {
     fault += "; none holds " + to_string(*hole);
   }
   return fault;

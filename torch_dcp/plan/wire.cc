@@ -76,14 +76,23 @@ void get(Decoder& in, MetadataIndex& index) {
   get(in, index.index);
 }
 
-void put(Encoder& out, const Box& box) {
-  out.sizes(box.offsets);
-  out.sizes(box.sizes);
+void put(Encoder& out, const ChunkList& chunks) {
+  out.number(chunks.size());
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    out.sizes(chunks.offsets(i));
+    out.sizes(chunks.sizes(i));
+  }
 }
 
-void get(Decoder& in, Box& box) {
-  box.offsets = in.sizes();
-  box.sizes = in.sizes();
+void get(Decoder& in, ChunkList& chunks) {
+  chunks.clear();
+  for (std::size_t left = in.count("chunks"); left > 0; --left) {
+    Box chunk;
+    chunk.offsets = in.sizes();
+    chunk.sizes = in.sizes();
+    chunks.push_back(chunk);
+  }
+  chunks.shrink_to_fit();
 }
 
 void put(Encoder& out, const ReadItem& item) {
@@ -136,6 +145,26 @@ void get(Decoder& in, StorageInfo& info) {
   info.offset = in.integer();
   info.length = in.integer();
   get(in, info.transform_descriptors);
+}
+
+void put(Encoder& out, const StorageTable& table) {
+  out.number(table.size());
+  for (const auto& [index, info] : table) {
+    put(out, index);
+    put(out, info);
+  }
+}
+
+void get(Decoder& in, StorageTable& table) {
+  table = {};
+  for (std::size_t left = in.count("entries"); left > 0; --left) {
+    MetadataIndex index;
+    StorageInfo info;
+    get(in, index);
+    get(in, info);
+    DCP_CHECK(table.insert(index, info), kCorruptData, "message has a key twice");
+  }
+  table.shrink_to_fit();
 }
 
 void put(Encoder& out, const WriteResult& result) {

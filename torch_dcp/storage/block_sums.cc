@@ -27,7 +27,7 @@ std::uint32_t combined(const std::vector<std::uint32_t>& sums, std::int64_t bloc
 }
 
 std::int64_t element_bytes_of(const Metadata& metadata, const MetadataIndex& index) {
-  const Box* chunk = find_chunk(metadata, index);
+  const std::optional<Box> chunk = find_chunk(metadata, index);
   DCP_CHECK(chunk, kInternal, to_string(index), " was summed and is no chunk");
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(index.fqn));
   return chunk->numel() * element_bytes(tensor.properties.dtype);

@@ -52,7 +52,7 @@ class PieceReader {
       const auto overlap = intersect(stored, piece.region);
       if (!overlap) continue;
       const MetadataIndex index{*piece.name, tensor.chunks[i].offsets, static_cast<std::int64_t>(i)};
-      const StorageInfo& info = *metadata_.storage_data.find(index);
+      const StorageInfo info = *metadata_.storage_data.find(index);
       try {
         read_overlap(index, info, stored, *overlap, narrowed(bytes, *overlap, piece.region));
       } catch (c10::Error& error) {

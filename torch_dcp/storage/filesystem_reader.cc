@@ -55,10 +55,10 @@ void FileSystemReader::set_up(const Metadata& metadata, const StorageReaderConte
   opened_ = std::make_unique<Opened>();
 }
 
-const StorageInfo& FileSystemReader::storage_info(const MetadataIndex& index) const {
-  const StorageInfo* info = metadata_->storage_data.find(index);
+StorageInfo FileSystemReader::storage_info(const MetadataIndex& index) const {
+  std::optional<StorageInfo> info = metadata_->storage_data.find(index);
   DCP_CHECK(info, kCorruptData, "the metadata does not say where it is stored");
-  return *info;
+  return *std::move(info);
 }
 
 std::shared_ptr<const RandomAccessFile> FileSystemReader::data_file(const StorageInfo& info) {
@@ -130,17 +130,17 @@ Bytes FileSystemReader::read_item(std::shared_ptr<const RandomAccessFile> file, 
 }
 
 void FileSystemReader::check_object(const ReadItem& item, LoadPlanner& planner) {
-  const StorageInfo& info = storage_info(item.storage_index);
+  const StorageInfo info = storage_info(item.storage_index);
   planner.load_object(item, decode_object_item(read_item(data_file_for_check(info), info), options_.limits));
 }
 
 FileSystemReader::StoredTensor FileSystemReader::open_tensor(const MetadataIndex& index, const StorageInfo& info,
                                                              const ItemBytes& bytes, TensorItemForms* forms) {
-  const Box* chunk = find_chunk(*metadata_, index);
+  const std::optional<Box> chunk = find_chunk(*metadata_, index);
   DCP_CHECK(chunk, kInternal, to_string(index), " is no stored chunk");
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata_->state_dict_metadata.find(index.fqn));
   StoredTensor stored;
-  stored.info = &info;
+  stored.info = info;
   const bool is_own = tensor.properties.newer_dtype == NewerDtype::kNone;
   if (forms && is_own && may_have_form(tensor.properties.dtype, chunk->sizes, bytes.length)) {
     std::optional<TensorItem> item =
@@ -162,7 +162,7 @@ FileSystemReader::StoredTensor FileSystemReader::open_tensor(const MetadataIndex
 void FileSystemReader::check_tensor(const ReadItem& item) {
   const MetadataIndex& index = item.storage_index;
   if (const StoredTensor* known = opened_->tensors.find(index)) return check_region(item, known->item);
-  const StorageInfo& info = storage_info(index);
+  const StorageInfo info = storage_info(index);
   StoredTensor stored = open_tensor(
       index, info, open_chunk(data_file_for_check(info), *metadata_, index, info, transforms_), &opened_->forms);
   check_region(item, stored.item);
@@ -179,7 +179,7 @@ void FileSystemReader::check_region(const ReadItem& item, const TensorItem& stor
 
 std::string FileSystemReader::verify_item(const MetadataIndex& index, const std::function<void(std::int64_t)>& on_read,
                                           const BlockSums* sums) {
-  const StorageInfo& info = storage_info(index);
+  const StorageInfo info = storage_info(index);
   const ItemBytes bytes = index.offset ? open_chunk(data_file(info), *metadata_, index, info, transforms_)
                                        : open_object(data_file(info), info, transforms_, options_.limits);
   check_item_members(*bytes.file, bytes.offset, bytes.length, options_.limits, on_read);

@@ -131,7 +131,7 @@ class DCP_API FileSystemReader : public StorageReader {
   struct ReadTask;
   struct Opened;
   /// An item and where it is stored, if the metadata say that.
-  using PlacedItem = std::pair<const StorageInfo*, const ReadItem*>;
+  using PlacedItem = std::pair<std::optional<StorageInfo>, const ReadItem*>;
 
   std::string file(const std::string& name) const { return join_path(path_, name); }
   Links links() const { return options_.follow_links ? Links::kFollow : Links::kRefuse; }
@@ -158,7 +158,7 @@ class DCP_API FileSystemReader : public StorageReader {
   Bytes read_item(std::shared_ptr<const RandomAccessFile> file, const StorageInfo& info);
   /// The plan's items by file and position, so that a disk reads forward and files are opened one by one.
   std::vector<PlacedItem> in_file_order(const LoadPlan& plan) const;
-  const StorageInfo& storage_info(const MetadataIndex& index) const;
+  StorageInfo storage_info(const MetadataIndex& index) const;
   void check_object(const ReadItem& item, LoadPlanner& planner);
   void check_tensor(const ReadItem& item);
   /// Opens the tensor item of a chunk and compares it with the metadata.

@@ -123,13 +123,13 @@ std::vector<FileSystemReader::ReadTask> FileSystemReader::make_tasks(const LoadP
     // Items that several destinations want lie side by side, and stay together.
     const auto goes_on = [&](const ReadTask& task) {
       const StoredTensor& last = *task.items.back().second;
-      if (last.info == stored.info) return true;
-      return last.info->relative_path == stored.info->relative_path &&
+      if (&last == &stored) return true;
+      return last.info.relative_path == stored.info.relative_path &&
              (task.bytes < kTaskBytes || options_.thread_count == 1);
     };
     if (tasks.empty() || !goes_on(tasks.back())) tasks.emplace_back();
     tasks.back().items.emplace_back(item, &stored);
-    tasks.back().bytes += stored.info->length;
+    tasks.back().bytes += stored.info.length;
   }
   return tasks;
 }
@@ -151,23 +151,23 @@ void FileSystemReader::run_task(ReadTask& task, LoadPlanner& planner) {
   options.max_hole_bytes = hole_bytes();
   std::shared_ptr<const RandomAccessFile> data;
   std::shared_ptr<const RandomAccessFile> merged;
-  const StorageInfo* opened = nullptr;
+  const StoredTensor* opened = nullptr;
   ItemBytes bytes;
   for (std::size_t first = 0, count = 1; first < task.items.size(); first += count) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
     const auto& [item, stored] = task.items[first];
-    const StorageInfo& info = *stored->info;
+    const StorageInfo& info = stored->info;
     count = count_in_pass(task, first);
     with_place([&] { return c10::str(file(info.relative_path), ": ", to_string(item->storage_index)); },
                [&] {
-                 if (opened != &info) bytes = {};  // before the next one is held
+                 if (opened != stored) bytes = {};  // before the next one is held
                  if (!data) data = data_file(info);
                  if (!merged) merged = std::make_shared<const MergedFile>(data, task.small_ranges(), hole_bytes());
                  if (!bytes.file) {
                    bytes = open_chunk(ReadTask::is_small(info) ? merged : data, *metadata_, item->storage_index, info,
                                       transforms_);
                  }
-                 opened = &info;
+                 opened = stored;
                  read_slices(task, first, count, bytes, planner, options);
                });
   }

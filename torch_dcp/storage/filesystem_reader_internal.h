@@ -21,7 +21,7 @@ namespace dcp {
 
 struct FileSystemReader::StoredTensor {
   TensorItem item;
-  const StorageInfo* info = nullptr;
+  StorageInfo info;
 };
 
 struct FileSystemReader::Opened {
@@ -51,7 +51,7 @@ struct FileSystemReader::ReadTask {
   std::vector<ByteRange> small_ranges() const {
     std::vector<ByteRange> ranges;
     for (const auto& [item, stored] : items) {
-      if (is_small(*stored->info)) ranges.push_back({stored->info->offset, stored->info->length});
+      if (is_small(stored->info)) ranges.push_back({stored->info.offset, stored->info.length});
     }
     return ranges;
   }

@@ -148,7 +148,7 @@ ItemBytes open_object(std::shared_ptr<const RandomAccessFile> file, const Storag
 ItemBytes open_chunk(std::shared_ptr<const RandomAccessFile> file, const Metadata& metadata, const MetadataIndex& index,
                      const StorageInfo& info, const StreamTransforms& known) {
   if (info.transform_descriptors.empty()) return {std::move(file), info.offset, info.length};
-  const Box* chunk = find_chunk(metadata, index);
+  const std::optional<Box> chunk = find_chunk(metadata, index);
   DCP_CHECK(chunk, kInternal, to_string(index), " is no stored chunk");
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(index.fqn));
   const auto numel = checked_numel(chunk->sizes);

@@ -210,8 +210,8 @@ Metadata SafetensorsFolder::read_metadata() {
 
 const SafetensorsTensor& SafetensorsFolder::find_part(const OpenSafetensors& opened, const Metadata& metadata,
                                                       const MetadataIndex& index) {
-  const StorageInfo* info = metadata.storage_data.find(index);
-  const Box* chunk = find_chunk(metadata, index);
+  const std::optional<StorageInfo> info = metadata.storage_data.find(index);
+  const std::optional<Box> chunk = find_chunk(metadata, index);
   DCP_CHECK(info && chunk, kInternal, to_string(index), " is no stored part");
   const auto& tensor = std::get<TensorStorageMetadata>(*metadata.state_dict_metadata.find(index.fqn));
   const std::string save_id = metadata.storage_meta ? metadata.storage_meta->save_id.value_or("") : "";

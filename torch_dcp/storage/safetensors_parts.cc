@@ -53,7 +53,7 @@ void SafetensorsParts::add(const std::string& file, std::int64_t position, const
   for (std::size_t d = 0; d < box.ndim(); ++d) {
     parts->tensor.size[d] = std::max(parts->tensor.size[d], box.offsets[d] + box.sizes[d]);
   }
-  parts->tensor.chunks.push_back(std::move(box));
+  parts->tensor.chunks.push_back(box);
   parts->places.push_back({file, position, found.byte_count, {}});
 }
 
@@ -73,7 +73,7 @@ std::optional<std::string> SafetensorsParts::contradiction(const Parts& parts, c
 /// Empty shards have nothing to read, and the offset of one may be that of a part with elements. A tensor without any
 /// keeps the first.
 void SafetensorsParts::drop_empty_parts(Parts& parts) {
-  std::vector<Box>& chunks = parts.tensor.chunks;
+  std::vector<Box> chunks = parts.tensor.chunks.boxes();
   const bool has_elements = std::any_of(chunks.begin(), chunks.end(), [](const Box& box) { return !box.empty(); });
   std::size_t kept = 0;
   for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -82,6 +82,7 @@ void SafetensorsParts::drop_empty_parts(Parts& parts) {
     std::swap(parts.places[kept++], parts.places[i]);
   }
   chunks.resize(kept);
+  parts.tensor.chunks = ChunkList(chunks);
   parts.places.resize(kept);
 }
 

@@ -36,7 +36,7 @@ std::string join(const std::set<std::string>& names) {
 
 /// The plan's tensor items in file order, cut into portions.
 std::vector<std::vector<const ReadItem*>> portions_of(const LoadPlan& plan, const Metadata& metadata) {
-  std::vector<std::pair<const StorageInfo*, const ReadItem*>> places;
+  std::vector<std::pair<std::optional<StorageInfo>, const ReadItem*>> places;
   for (const ReadItem& item : plan.items) places.emplace_back(metadata.storage_data.find(item.storage_index), &item);
   std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) {
     return std::tie(a.first->relative_path, a.first->offset) < std::tie(b.first->relative_path, b.first->offset);
@@ -83,7 +83,7 @@ void SafetensorsReader::check(const LoadPlan& plan, LoadPlanner&) {
   FaultList faults;
   for (const ReadItem& item : plan.items) {
     if (context_.throw_if_cancelled) context_.throw_if_cancelled();
-    const StorageInfo* info = metadata_->storage_data.find(item.storage_index);
+    const std::optional<StorageInfo> info = metadata_->storage_data.find(item.storage_index);
     try {
       DCP_CHECK(info && item.type == ReadItemType::kTensor, kInternal, "the plan reads what is no stored tensor");
       folder_->find_part(*folder_->open(info->relative_path), *metadata_, item.storage_index);
@@ -98,7 +98,7 @@ void SafetensorsReader::check(const LoadPlan& plan, LoadPlanner&) {
 }
 
 void SafetensorsReader::read_part(const Metadata& metadata, const ReadItem& item, const at::Tensor& destination) {
-  const StorageInfo& info = *metadata.storage_data.find(item.storage_index);
+  const StorageInfo info = *metadata.storage_data.find(item.storage_index);
   const auto opened = folder_->open(info.relative_path);
   const SafetensorsTensor& part = folder_->find_part(*opened, metadata, item.storage_index);
   TensorItem stored;
@@ -134,7 +134,7 @@ void SafetensorsReader::read_data(const LoadPlan& plan, LoadPlanner& planner) {
       try {
         read_item(*item);
       } catch (c10::Error& error) {
-        const StorageInfo& info = *metadata_->storage_data.find(item->storage_index);
+        const StorageInfo info = *metadata_->storage_data.find(item->storage_index);
         error.add_context(c10::str(folder_->path_of(info.relative_path), ": ", to_string(item->storage_index)));
         throw;
       }

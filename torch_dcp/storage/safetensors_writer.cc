@@ -253,7 +253,7 @@ void SafetensorsWriter::commit(const Metadata& metadata) {
     index.total_size += info.length;
   }
   for (const auto& [key, entry] : metadata.state_dict_metadata) {
-    const Sizes& offsets = std::get<TensorStorageMetadata>(entry).chunks.at(0).offsets;
+    const Sizes offsets = std::get<TensorStorageMetadata>(entry).chunks.at(0).offsets;
     index.weight_map.insert(key, metadata.storage_data.find({key, offsets, {}})->relative_path);
   }
   if (names.empty() && options_.save_distributed) {

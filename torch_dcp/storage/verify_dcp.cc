@@ -28,7 +28,7 @@ struct Part {
 /// What is to be read.
 struct Item {
   MetadataIndex index;
-  const StorageInfo* info = nullptr;
+  StorageInfo info;
 };
 
 class Verifier {
@@ -141,7 +141,7 @@ class Verifier {
     }
     check_nothing_else_is_stored(part);
     std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-      return std::tie(a.info->relative_path, a.info->offset) < std::tie(b.info->relative_path, b.info->offset);
+      return std::tie(a.info.relative_path, a.info.offset) < std::tie(b.info.relative_path, b.info.offset);
     });
     return items;
   }
@@ -151,8 +151,9 @@ class Verifier {
     // Chunks at one offset are one item, that of the chunk with elements, if there is one.
     std::map<Sizes, std::size_t> numbers;
     for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
-      const auto [place, is_new] = numbers.try_emplace(tensor.chunks[i].offsets, i);
-      if (!is_new && !tensor.chunks[i].empty()) place->second = i;
+      const Box chunk = tensor.chunks[i];
+      const auto [place, is_new] = numbers.try_emplace(chunk.offsets, i);
+      if (!is_new && !chunk.empty()) place->second = i;
     }
     for (const auto& [offsets, number] : numbers) {
       add_item(part, {key, offsets, static_cast<std::int64_t>(number)}, items);
@@ -160,22 +161,23 @@ class Verifier {
   }
 
   void add_item(const Part& part, MetadataIndex index, std::vector<Item>& items) {
-    const StorageInfo* info = part.metadata.storage_data.find(index);
-    if (info == nullptr) {
+    std::optional<StorageInfo> info = part.metadata.storage_data.find(index);
+    if (!info) {
       add_fault(part.metadata_name, to_string(index), "the metadata does not say where it is stored");
       return;
     }
     // Lengths are those that the metadata says, each checked only when the item is.
     report_.byte_count = checked_add(report_.byte_count, info->length).value_or(INT64_MAX);
     named_.insert(info->relative_path);
-    items.push_back({std::move(index), info});
+    items.push_back({std::move(index), *std::move(info)});
   }
 
   void check_nothing_else_is_stored(const Part& part) {
     for (const auto& [index, info] : part.metadata.storage_data) {
       const StorageMetadata* entry = part.metadata.state_dict_metadata.find(index.fqn);
       const bool is_tensor = entry != nullptr && std::holds_alternative<TensorStorageMetadata>(*entry);
-      const bool is_known = index.offset ? find_chunk(part.metadata, index) != nullptr : entry != nullptr && !is_tensor;
+      const bool is_known =
+          index.offset ? find_chunk(part.metadata, index).has_value() : entry != nullptr && !is_tensor;
       if (!is_known) add_fault(part.metadata_name, to_string(index), "it is stored, but no tensor or object has it");
       named_.insert(info.relative_path);
     }
@@ -190,7 +192,7 @@ class Verifier {
     std::vector<std::string> opaque_types(items.size());
     run_parallel(options_.thread_count, items.size(), [&](std::size_t i) {
       const auto& [index, info] = items[i];
-      ItemProgress item_progress(progress, info->length);
+      ItemProgress item_progress(progress, info.length);
       try {
         opaque_types[i] =
             reader.verify_item(index, [&](std::int64_t bytes) { item_progress.add(bytes); }, &part.block_sums);
@@ -199,10 +201,10 @@ class Verifier {
         progress.rethrow();
         if (!is_fault(failure.kind)) {
           throw Error(failure.kind,
-                      c10::str(join_path(path_, info->relative_path), ": ", to_string(index), ": ", failure.message),
+                      c10::str(join_path(path_, info.relative_path), ": ", to_string(index), ": ", failure.message),
                       failure.where);
         }
-        faults[i] = {info->relative_path, to_string(index), failure.kind, failure.message};
+        faults[i] = {info.relative_path, to_string(index), failure.kind, failure.message};
       }
       item_progress.finish();
     });
