@@ -111,6 +111,46 @@ TEST_F(TrainTest, KilledAndResumedRunIsTheUninterruptedOne) {
   EXPECT_EQ(step_of(newest("both/interrupted")), 10);
 }
 
+/// The row of the table that says what a lost machine cost, up to the steps that were lost.
+std::string row(const char* name, int every, int resumed_from, int steps_lost) {
+  char text[96];
+  std::snprintf(text, sizeof text, "\n%-17s %12d  %12d  %10d  ", name, every, resumed_from, steps_lost);
+  return text;
+}
+
+TEST_F(TrainTest, ALostMachineCostsOneStepWithMemoryAndMoreWithFiles) {
+  // The remaining ranks go on, and the one that is lost hosted the store.
+  const Outcome without = train(arguments("without", 4) + "--steps 10 --disk-every 4 --memory-every 1 --kill 0");
+  EXPECT_EQ(without.exit_code, 0) << without.text;
+  EXPECT_NE(without.text.find("the job went on with 2 ranks\n"), std::string::npos) << without.text;
+  EXPECT_NE(without.text.find(row("files alone", 4, 4, 2)), std::string::npos) << without.text;
+  EXPECT_NE(without.text.find(row("memory and files", 1, 5, 1)), std::string::npos) << without.text;
+  EXPECT_EQ(last_line(without.text).find("equal: 10 losses and "), 0u) << without.text;
+  EXPECT_EQ(first_difference(newest("without/uninterrupted"), newest("without/memory")), "");
+
+  // Another machine takes its place, with nothing in its memory.
+  const Outcome replaced = train(arguments("replaced", 4) + "--steps 10 --disk-every 4 --memory-every 1 --replace");
+  EXPECT_EQ(replaced.exit_code, 0) << replaced.text;
+  EXPECT_NE(replaced.text.find("3 ranks, one of them on an empty machine\n"), std::string::npos) << replaced.text;
+  EXPECT_NE(replaced.text.find(row("memory and files", 1, 5, 1)), std::string::npos) << replaced.text;
+  EXPECT_EQ(last_line(replaced.text).find("equal: 10 losses and "), 0u) << replaced.text;
+}
+
+TEST_F(TrainTest, MemoryOfTheTrainersThemselvesLeavesTheSameFiles) {
+  ASSERT_EQ(train(arguments("files") + "--steps 4 --save-every 3 --ranks 2").exit_code, 0);
+  for (const std::string ranks : {"1", "2"}) {
+    const Outcome outcome =
+        train(arguments("memory" + ranks) + "--steps 4 --save-every 3 --memory-every 2 --ranks " + ranks);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.text;
+    for (const std::int64_t step : {3, 4}) {
+      EXPECT_EQ(first_difference(load_keys(checkpoint_path(folder("files"), step)),
+                                 load_keys(checkpoint_path(folder("memory" + ranks), step))),
+                "")
+          << "step " << step << " on " << ranks << " ranks";
+    }
+  }
+}
+
 TEST_F(TrainTest, ResumesFromTheNewestCompleteCheckpoint) {
   ASSERT_EQ(train(arguments("run") + "--steps 4 --save-every 2 --ranks 1").exit_code, 0);
   std::filesystem::remove(checkpoint_path(folder("run"), 4) + "/.metadata");  // as if the save had not ended
@@ -132,6 +172,14 @@ TEST_F(TrainTest, AFailureHasAMessageAndAnExitCode) {
   const Outcome no_text = train("--text " + folder("absent") + " --dir " + folder("none") + " --ranks 1");
   EXPECT_EQ(no_text.exit_code, 1);
   EXPECT_NE(no_text.text.find("cannot read the text '" + folder("absent") + "'"), std::string::npos) << no_text.text;
+
+  const Outcome no_server = train(arguments("none") + "--ranks 1 --memory-every 1 --vault mem://" + folder("socket"));
+  EXPECT_EQ(no_server.exit_code, 1);
+  EXPECT_NE(no_server.text.find(folder("socket")), std::string::npos) << no_server.text;
+  const Outcome nobody = train(arguments("none") + "--memory-every 1 --disk-every 5 --ranks 2 --kill 2");
+  EXPECT_EQ(nobody.exit_code, 1);
+  EXPECT_NE(nobody.text.find("rank 2 of 2 cannot be killed"), std::string::npos) << nobody.text;
+  EXPECT_NE(train("--kill 1").exit_code, 0);
 
   EXPECT_NE(train("--width 6").exit_code, 0);
   EXPECT_NE(train("--steps none").exit_code, 0);

@@ -1,6 +1,7 @@
 #include "torch_dcp/examples/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
@@ -11,7 +12,11 @@ constexpr const char* kDescription =
     "Trains a character-level language model on several ranks and saves it with torch_dcp. "
     "Without --ranks, and not started by torchrun, mpirun or srun, it shows what checkpoints are for: it trains "
     "without interruption, then again on 3 ranks of which one is killed, resumes on 2 ranks from the newest complete "
-    "checkpoint, and compares both runs bit for bit.";
+    "checkpoint, and compares both runs bit for bit. With --memory-every it does so with files alone and with "
+    "checkpoints in the ranks' memory, and says what was lost in each.";
+
+/// So that there are steps after a kill in the second half.
+constexpr std::int64_t kDiskSavesInMemoryRun = 2;
 
 /// `bazel run` starts programs in a folder of its own and tells where the user was.
 std::string absolute_path(const std::string& path) {
@@ -29,9 +34,17 @@ void add_options(CLI::App& app, CommandLine& line) {
   app.add_option("--dir", run.folder, "Folder of the checkpoints (default: a temporary one)");
   app.add_flag("--keep", line.keep, "Keep the temporary folder");
   app.add_option("--steps", run.steps, "Steps in all")->capture_default_str()->check(CLI::Range(1, 1000000));
-  app.add_option("--save-every", run.save_every, "Steps from one checkpoint to the next")
+  app.add_option("--save-every,--disk-every", run.save_every, "Steps from one checkpoint in files to the next")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
+  app.add_option("--memory-every", run.memory_every,
+                 "Steps from one checkpoint in the ranks' memory to the next; 0: none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1000000));
+  app.add_option("--vault", run.vaults, "mem://SOCKET of the dcp_memory on each rank's machine, by rank");
+  app.add_option("--kill", line.kill, "The rank that --memory-every loses (default: the last of 3, or of --ranks)")
+      ->check(CLI::Range(0, 1023));
+  app.add_flag("--replace", line.replace, "What was killed comes back, on a machine with empty memory");
   app.add_flag("--resume", run.resume, "Go on from the newest complete checkpoint in --dir");
   app.add_option("--seed", run.seed, "Of all random numbers")->capture_default_str();
   app.add_option("--batch", run.sequences, "Sequences in a batch, of all ranks together")
@@ -55,6 +68,10 @@ std::variant<CommandLine, int> read_command_line(int argc, char** argv) {
   add_options(app, line);
   try {
     app.parse(argc, argv);
+    if (line.kill && line.run.memory_every == 0) throw CLI::RequiresError("--kill", "--memory-every");
+    if (line.run.memory_every > 0 && app.count("--steps") == 0) {
+      line.run.steps = std::max(line.run.steps, kDiskSavesInMemoryRun * line.run.save_every);
+    }
     if (line.run.sizes.width % line.run.sizes.heads != 0) {
       throw CLI::ValidationError("--width", "must be a multiple of " + std::to_string(line.run.sizes.heads));
     }
@@ -80,6 +97,10 @@ std::vector<std::string> to_arguments(const RunOptions& run) {
       "--context",    std::to_string(run.sizes.context),
   };
   if (run.resume) arguments.emplace_back("--resume");
+  if (run.memory_every > 0) {
+    arguments.insert(arguments.end(), {"--memory-every", std::to_string(run.memory_every)});
+  }
+  for (const std::string& vault : run.vaults) arguments.insert(arguments.end(), {"--vault", vault});
   return arguments;
 }
 

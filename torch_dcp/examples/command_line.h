@@ -13,6 +13,8 @@ namespace dcp::examples {
 struct CommandLine {
   RunOptions run;                    ///< `text` and `folder` are absolute paths or empty
   std::optional<int> ranks;          ///< to start here
+  std::optional<int> kill;           ///< the rank that is lost, where memory is shown beside files
+  bool replace = false;              ///< it comes back, with an empty memory
   bool keep = false;                 ///< a temporary folder stays
   std::vector<std::string> compare;  ///< folders of two runs, or empty
 };

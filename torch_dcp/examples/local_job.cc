@@ -41,12 +41,16 @@ LocalJobResult run_local_job(const RunOptions& run, const LocalJobOptions& optio
   ProcessLauncher launcher(options.ranks, to_arguments(run));
   const auto on_report = [&](const StepReport& report) {
     result.losses[report.step] = report.loss;
+    result.told_at[report.step] = LocalJobResult::Clock::now();
+    result.last_report = report;
     bar.update(report.step, loss_note(report));
-    if (report.step != options.kill_after_step) return;
+    if (!options.kill || report.step != options.kill->after_step) return;
     bar.finish();  // the others will have something to say
-    launcher.kill_rank(options.ranks - 1);
+    result.killed_at = LocalJobResult::Clock::now();
+    launcher.kill_rank(options.kill->rank);
   };
   result.exits = launcher.wait(on_report, kGrace);
+  result.ended_at = LocalJobResult::Clock::now();
   return result;
 }
 

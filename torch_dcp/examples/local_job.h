@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <iosfwd>
 #include <map>
@@ -12,16 +13,28 @@
 
 namespace dcp::examples {
 
+/// A rank that is to be lost.
+struct Kill {
+  int rank = 0;
+  std::int64_t after_step = 0;  ///< while this step's report is handled, so before the step is saved
+};
+
 /// How a run is carried out on this machine.
 struct LocalJobOptions {
   int ranks = 1;
-  std::string label;                            ///< in front of its progress
-  std::optional<std::int64_t> kill_after_step;  ///< kills the last rank while this step's report is handled
+  std::string label;  ///< in front of its progress
+  std::optional<Kill> kill;
 };
 
 struct LocalJobResult {
-  std::vector<RankExit> exits;            ///< by rank
-  std::map<std::int64_t, double> losses;  ///< step -> loss, as rank 0 told them
+  using Clock = std::chrono::steady_clock;
+
+  std::vector<RankExit> exits;                        ///< by rank
+  std::map<std::int64_t, double> losses;              ///< step -> loss, as rank 0 told them
+  std::map<std::int64_t, Clock::time_point> told_at;  ///< step -> when
+  StepReport last_report;                             ///< with what the run was resumed from
+  std::optional<Clock::time_point> killed_at;
+  Clock::time_point ended_at;
 
   bool is_clean() const;
   /// How the ranks that did not end well ended, such as `rank 2: signal 9`.

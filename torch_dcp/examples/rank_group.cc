@@ -36,10 +36,9 @@ RankGroup::RankGroup(const LaunchEnvironment& environment, std::chrono::millisec
   const c10::intrusive_ptr<c10d::Store> store = connect_store(environment, timeout);
   const c10::intrusive_ptr<c10d::Store> training_store = c10::make_intrusive<c10d::PrefixStore>("training", store);
   group_ = gloo_group_factory()(training_store, rank_, size_, timeout);
-  CommunicatorOptions options;
-  options.deadline = timeout;
-  options.store = store;
-  communicator_ = std::make_shared<Communicator>(Communicator::create(group_, options));
+  options_.deadline = timeout;
+  options_.store = store;
+  communicator_ = std::make_shared<Communicator>(Communicator::create(group_.get(), options_));
 }
 
 RankGroup::~RankGroup() = default;
@@ -51,7 +50,7 @@ at::Tensor RankGroup::all_gather(const at::Tensor& mine) const {
   at::Tensor gathered = at::empty(sizes, mine.options());
   std::vector<std::vector<at::Tensor>> outputs{gathered.unbind(0)};
   std::vector<at::Tensor> inputs{mine};
-  group_->allgather(outputs, inputs)->wait();
+  group_.get()->allgather(outputs, inputs)->wait();
   return gathered;
 }
 
@@ -62,7 +61,7 @@ std::string RankGroup::tell_all(const std::string& from_first) const {
 
 void RankGroup::leave() {
   communicator_.reset();
-  if (group_) group_->barrier()->wait();
+  if (group_) group_.get()->barrier()->wait();
 }
 
 }  // namespace dcp::examples

@@ -1,15 +1,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <memory>
 #include <string>
 
 #include "torch_dcp/comm/communicator.h"
+#include "torch_dcp/comm/group_ref.h"
 #include "torch_dcp/examples/launch_environment.h"
-#include "torch_dcp/fwd.h"
 
 namespace dcp::examples {
 
@@ -28,6 +27,10 @@ class RankGroup {
   bool is_first() const { return rank_ == 0; }
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
 
+  /// For what makes communicators of its own: the ranks' group, none in a job of one, and its store and deadline.
+  const GroupRef& process_group() const { return group_; }
+  const CommunicatorOptions& communicator_options() const { return options_; }
+
   /// Brings each rank's tensor to all: [size, *mine.sizes()] in rank order.
   /// \param mine  Contiguous; of the same shape and dtype on every rank.
   /// Collective: yes, all ranks, same order.
@@ -43,7 +46,8 @@ class RankGroup {
  private:
   int rank_;
   int size_;
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;  ///< none in a job of one
+  GroupRef group_;  ///< none in a job of one
+  CommunicatorOptions options_;
   std::shared_ptr<Communicator> communicator_;
 };
 

@@ -12,6 +12,9 @@ struct RunCheckpoint {
   std::string path;
 };
 
+/// The name of a step's folder, as writers into several of them are told it.
+inline constexpr const char* kFolderOfStep = "step-{step}";
+
 /// Where the checkpoint of a step lies in a run's folder.
 std::string checkpoint_path(const std::string& folder, std::int64_t step);
 

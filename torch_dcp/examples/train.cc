@@ -3,7 +3,6 @@
 // Exit codes: 0 fine (and, where something was compared, equal), 1 not; wrong use has those of CLI11.
 
 #include <c10/util/Exception.h>
-#include <stdlib.h>
 
 #include <exception>
 #include <filesystem>
@@ -19,38 +18,16 @@
 #include "torch_dcp/examples/compare_runs.h"
 #include "torch_dcp/examples/demonstration.h"
 #include "torch_dcp/examples/local_job.h"
+#include "torch_dcp/examples/memory_demonstration.h"
 #include "torch_dcp/examples/progress_link.h"
 #include "torch_dcp/examples/run_folder.h"
+#include "torch_dcp/examples/temporary_folder.h"
 #include "torch_dcp/examples/train_run.h"
 
 namespace dcp::examples {
 namespace {
 
-/// A folder of the program's own, which ends with it unless it is to be kept.
-class TemporaryFolder {
- public:
-  explicit TemporaryFolder(bool keep) : keep_(keep) {
-    path_ = (std::filesystem::temp_directory_path() / "torch_dcp-train-XXXXXX").string();
-    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("cannot make a folder like '" + path_ + "'");
-  }
-  ~TemporaryFolder() {
-    if (keep_) {
-      std::cout << "checkpoints are in " << path_ << std::endl;
-      return;
-    }
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-    if (error) std::cerr << "cannot remove '" << path_ << "': " << error.message() << std::endl;
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  bool keep_;
-  std::string path_;
-};
+constexpr int kRanksToLoseOneOf = 3;
 
 std::string default_text() {
   for (const char* name : {"GPL-3", "GPL-2", "Apache-2.0"}) {
@@ -102,13 +79,17 @@ int run(CommandLine line) {
   if (!line.compare.empty()) return compare(line.compare[0], line.compare[1]);
   RunOptions& run = line.run;
   if (run.text.empty()) run.text = default_text();
-  if (!line.ranks) {
+  if (!line.ranks && !line.kill) {
     if (const auto environment = read_launch_environment(process_variables())) return run_as_rank(run, *environment);
   }
   if (run.resume && run.folder.empty()) throw std::runtime_error("--resume needs the folder of a run: --dir");
   if (run.resume && !line.ranks) throw std::runtime_error("--resume needs a number of ranks: --ranks");
   std::optional<TemporaryFolder> temporary;
-  if (run.folder.empty()) run.folder = temporary.emplace(line.keep).path();
+  if (run.folder.empty()) run.folder = temporary.emplace("train", line.keep).path();
+  if (line.kill || (run.memory_every > 0 && !line.ranks)) {
+    const int ranks = line.ranks.value_or(kRanksToLoseOneOf);
+    return demonstrate_memory(run, {ranks, line.kill.value_or(ranks - 1), line.replace}, std::cout) ? 0 : 1;
+  }
   if (line.ranks) return run_job(run, *line.ranks);
   return demonstrate(run, std::cout) ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "torch_dcp/examples/launch_environment.h"
 #include "torch_dcp/examples/step_report.h"
@@ -10,13 +11,18 @@
 
 namespace dcp::examples {
 
+/// The job's name at its memory servers.
+inline constexpr const char* kMemoryJob = "train";
+
 /// What to train, how long, and where to save. Alike on every rank.
 struct RunOptions {
   std::string text;    ///< file
   std::string folder;  ///< of the run's checkpoints
   std::int64_t steps = 30;
-  std::int64_t save_every = 5;  ///< steps; the last step is always saved
-  bool resume = false;          ///< from the newest complete checkpoint in `folder`
+  std::int64_t save_every = 5;      ///< steps, to files; the last step is always saved
+  std::int64_t memory_every = 0;    ///< steps, to the ranks' memory; 0: to files alone
+  std::vector<std::string> vaults;  ///< by rank: its machine's memory server; none: the trainer's own memory
+  bool resume = false;              ///< from the newest complete checkpoint, in memory or in `folder`
   std::uint64_t seed = 1;
   std::int64_t sequences = 6;  ///< in a batch
   TransformerSizes sizes = {};
