@@ -26,4 +26,8 @@ void measure_metadata(const Settings& settings, PythonPeer* python, Report& repo
 /// for each item.
 void measure_scale(const Settings& settings, PythonPeer* python, Report& report);
 
+/// Checkpoints in the ranks' memory: a save beside a plain send and a copy between processes, a recovery beside loads
+/// from disk, and the memory that they take.
+void measure_peer_memory(const Settings& settings, PythonPeer* python, Report& report);
+
 }  // namespace dcp::bench

@@ -30,6 +30,7 @@ Report run(const Settings& settings, std::ostream& out) {
   measure("planning", measure_planning);
   measure("metadata", measure_metadata);
   measure("scale", measure_scale);
+  measure("memory", measure_peer_memory);
   report.print(out);
   if (!settings.json.empty()) {
     std::ofstream file(settings.json);

@@ -21,6 +21,7 @@ void make_quick(dcp::bench::Settings& settings) {
   settings.small_count = 2'000;
   settings.ranks = 64;
   settings.keys = 100'000;
+  settings.peer_bytes = std::int64_t{64} << 20;
   settings.scale_ranks = {8, 64, 512};
 }
 
@@ -47,8 +48,10 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", settings.ranks);
   app.add_option("--keys", settings.keys);
   app.add_option("--scale-ranks", settings.scale_ranks, "ranks of the simulated jobs, rising")->delimiter(',');
+  app.add_option("--peer-ranks", settings.peer_ranks, "that save into each other's memory")->check(CLI::Range(2, 64));
+  app.add_option("--peer-bytes", settings.peer_bytes, "that they save in all");
   app.add_option("--python-slow-rounds", settings.python_slow_rounds, "of what takes Python a minute");
-  app.add_option("--only", sections, "sections: large small slice planning metadata scale")->delimiter(',');
+  app.add_option("--only", sections, "sections: large small slice planning metadata scale memory")->delimiter(',');
   app.add_flag("--no-python", has_no_python);
   app.add_option("--json", settings.json, "file for all results");
   for (int i = 1; i < argc; ++i) {

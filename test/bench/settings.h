@@ -22,12 +22,15 @@ struct Settings {
   std::int64_t replicated = 100;
   std::int64_t keys = 560'000;
   std::vector<std::int64_t> scale_ranks = {8, 64, 512, 4096, 16384};  ///< rising
+  int peer_ranks = 4;                                 ///< that keep their checkpoints in each other's memory
+  std::int64_t peer_bytes = std::int64_t{256} << 20;  ///< of all of them; takes twelve times as much memory
+  std::int64_t peer_count = 16;                       ///< tensors of each
 
   std::string disk;                 ///< a folder on the disk to be measured
   std::string memory = "/dev/shm";  ///< a folder in memory; empty: left out
   std::string peer_script;          ///< empty: without Python
   std::string json;                 ///< a file for the results; empty: none
-  std::set<std::string> sections = {"large", "small", "slice", "planning", "metadata", "scale"};
+  std::set<std::string> sections = {"large", "small", "slice", "planning", "metadata", "scale", "memory"};
 };
 
 }  // namespace dcp::bench

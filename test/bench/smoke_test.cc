@@ -26,6 +26,9 @@ TEST(Bench, MeasuresEverySection) {
   settings.replicated = 2;
   settings.keys = 1000;
   settings.scale_ranks = {2, 4};
+  settings.peer_ranks = 2;
+  settings.peer_bytes = 1 << 20;
+  settings.peer_count = 2;
   settings.disk = testing::TempDir() + "/bench_disk";
   settings.memory = testing::TempDir() + "/bench_memory";
   settings.json = testing::TempDir() + "/bench.json";
@@ -46,7 +49,8 @@ TEST(Bench, MeasuresEverySection) {
         "large tensors, cold load, disk", "large tensors, save into the memory file system",
         "small tensors, save, disk, durable", "small tensors, warm load, memory file system",
         "one row of 4 KiB of a large tensor", "global plan of 4 ranks", "metadata of 1000 keys",
-        "planning, sharded, 4 ranks", "planning, flat shards, 4 ranks", "planning, experts, 4 ranks"}) {
+        "planning, sharded, 4 ranks", "planning, flat shards, 4 ranks", "planning, experts, 4 ranks",
+        "checkpoint into the ranks' memory, one copy with another rank", "a state comes back after a rank was lost"}) {
     EXPECT_TRUE(contests.contains(contest)) << contest << " is not in:\n" << out.str();
   }
   EXPECT_NE(out.str().find("half of the columns: bytes read / needed"), std::string::npos);
