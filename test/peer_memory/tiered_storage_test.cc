@@ -1,103 +1,27 @@
+// What is saved into memory and to disk, and which of both is loaded.
+
 #include "torch_dcp/peer_memory/tiered_storage.h"
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <filesystem>
-#include <fstream>
+#include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "test/checkpoint/checkpoint_support.h"
+#include "test/peer_memory/tiered_job.h"
 #include "test/support/fault_injecting_file_system.h"
-#include "torch_dcp/checkpoint/load.h"
-#include "torch_dcp/checkpoint/save.h"
-#include "torch_dcp/memory/memory_vault.h"
+#include "test/support/rank_runner.h"
+#include "torch_dcp/base/error.h"
+#include "torch_dcp/io/memory_file_system.h"
+#include "torch_dcp/state_dict/equal.h"
+#include "torch_dcp/storage/filesystem_reader.h"
 
 namespace dcp::test {
 namespace {
-
-constexpr int kRanks = 4;
-using Vaults = std::vector<std::shared_ptr<MemoryVault>>;
-
-Vaults make_vaults(int count = kRanks) {
-  Vaults vaults;
-  for (int i = 0; i < count; ++i) {
-    MemoryVaultOptions options;
-    options.budget_bytes = std::uint64_t{64} << 20;
-    vaults.push_back(make_memory_vault(options));
-  }
-  return vaults;
-}
-
-CommunicatorOptions loopback() {
-  CommunicatorOptions options;
-  options.deadline = std::chrono::seconds(20);
-  options.group_factory = gloo_group_factory({.hostname = "127.0.0.1", .interface = {}});
-  return options;
-}
-
-at::Tensor weight(std::int64_t step) { return counted({1000, 37}) + static_cast<double>(step); }
-
-StateDict state_at(const RankContext& ranks, std::int64_t step) {
-  return {{"w", split(weight(step), ranks)},
-          {"replicated", counted({5}) + static_cast<double>(step)},
-          {"step", step},
-          {"name", "of step " + std::to_string(step)}};
-}
-
-StateDict empty_state(const RankContext& ranks) {
-  return {
-      {"w", split_pattern({1000, 37}, ranks)}, {"replicated", pattern({5})}, {"step", std::int64_t{-1}}, {"name", ""}};
-}
-
-/// One rank of a job that saves into memory and to disk.
-struct Job {
-  Job(RankContext& context, const Vaults& vaults, std::shared_ptr<FileSystem> disk_files)
-      : ranks(context), disk(std::move(disk_files)), group(context.unconnected_group()) {
-    PeerMemoryOptions options;
-    options.host = "host " + std::to_string(ranks.rank());
-    options.deadline = std::chrono::seconds(20);
-    options.communicator_options = loopback();
-    memory = PeerMemory::attach(vaults[static_cast<std::size_t>(ranks.rank())], group, options);
-    communicator = std::make_shared<Communicator>(ranks.communicator());
-  }
-
-  std::unique_ptr<TieredWriter> writer(std::int64_t disk_every, TieredWriterOptions options = {}) const {
-    options.disk_every = disk_every;
-    options.file_system = disk;
-    options.communicator_options = loopback();
-    return std::make_unique<TieredWriter>(memory, group, "run", options);
-  }
-
-  void save(TieredWriter& writer, std::int64_t step) const {
-    writer.set_step(step);
-    SaveOptions options;
-    options.communicator = communicator;
-    dcp::save(state_at(ranks, step), writer, options);
-  }
-
-  TieredSource load(std::int64_t expected_step) const {
-    TieredReaderOptions reader_options;
-    reader_options.reader.file_system = disk;
-    TieredReader reader(memory, "run", reader_options);
-    StateDict state = empty_state(ranks);
-    LoadOptions options;
-    options.communicator = communicator;
-    dcp::load(state, reader, options);
-    EXPECT_EQ(first_difference(state, state_at(ranks, expected_step)), "") << "rank " << ranks.rank();
-    return reader.source().value();
-  }
-
-  RankContext& ranks;
-  std::shared_ptr<FileSystem> disk;
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
-  std::shared_ptr<PeerMemory> memory;
-  std::shared_ptr<Communicator> communicator;
-};
 
 TEST(Tiered, TakesTheNewestOfMemoryAndDisk) {
   const auto disk = make_memory_file_system();
@@ -262,52 +186,6 @@ TEST(Tiered, AFailedFlushIsToldAndTrainingGoesOn) {
       EXPECT_EQ(names_in(*disk, "run/step-000001"), std::vector<std::string>());
     }
   });
-}
-
-/// Lines of a file of this process's state, such as its descriptors.
-std::size_t descriptor_count() {
-  std::size_t count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) count += entry.is_symlink() ? 1 : 0;
-  return count;
-}
-
-std::size_t thread_count() {
-  std::size_t count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) count += entry.is_directory();
-  return count;
-}
-
-TEST(Tiered, TwoHundredSavesGrowNothing) {
-  const auto disk = make_memory_file_system();
-  const Vaults vaults = make_vaults();
-  std::vector<std::size_t> descriptors(2);
-  std::vector<std::size_t> threads(2);
-  std::vector<std::uint64_t> bytes(2);
-  const auto measure = [&](std::size_t when) {
-    descriptors[when] = descriptor_count();
-    threads[when] = thread_count();
-    for (const auto& vault : vaults) bytes[when] += vault->use().used_bytes + vault->use().spare_bytes;
-  };
-  run_ranks(kRanks,
-            [&](RankContext& ranks) {
-              const Job job(ranks, vaults, disk);
-              const auto writer = job.writer(20);
-              for (std::int64_t step = 1; step <= 200; ++step) {
-                job.save(*writer, step);
-                EXPECT_TRUE(writer->warnings().empty());
-                if (step != 41 && step != 200) continue;
-                writer->wait_for_flush();
-                job.communicator->broadcast({});
-                if (ranks.rank() == 0) measure(step == 41 ? 0 : 1);
-                job.communicator->broadcast({});
-              }
-              EXPECT_TRUE(job.load(200).is_memory);
-            },
-            {.deadline = std::chrono::seconds(120)});
-  EXPECT_EQ(disk->list_directory("run").size(), 10u);
-  EXPECT_LE(descriptors[1], descriptors[0] + 4);
-  EXPECT_LE(threads[1], threads[0] + kRanks) << "a flush's thread of each rank may wait to be joined";
-  EXPECT_LE(bytes[1], bytes[0] * 2) << "a flush may have held a generation";
 }
 
 TEST(Tiered, OptionsAreChecked) {
