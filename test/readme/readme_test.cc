@@ -2,12 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
+#include "test/memory/unique_socket.h"
 #include "test/readme/readme_block.inc"  // NOLINT: README.md's C++
 #include "test/support/rank_runner.h"
+#include "torch_dcp/memory/vault_server.h"
 
 namespace {
 
@@ -25,6 +33,24 @@ struct Training {
 
   torch::nn::Linear model{3, 4};
   torch::optim::Adam optimizer;
+};
+
+/// One that has a memory server.
+class Machine {
+ public:
+  Machine() : server_(options()), thread_([this] { server_.run(); }) {}
+  ~Machine() { server_.stop(); }
+  const std::string& id() const { return server_.id(); }
+
+ private:
+  static dcp::VaultServerOptions options() {
+    dcp::VaultServerOptions options;
+    options.socket = dcp::test::unique_socket();
+    return options;
+  }
+
+  dcp::VaultServer server_;
+  std::jthread thread_;
 };
 
 TEST(ReadmeTest, ASaveAndALoad) {
@@ -45,6 +71,35 @@ TEST(ReadmeTest, ASaveAndALoad) {
         dcp::first_difference(dcp::get_model_state_dict(*training.model), dcp::get_model_state_dict(*straight.model)),
         "");
   });
+}
+
+TEST(ReadmeTest, TrainingGoesOnFromMemory) {
+  std::filesystem::current_path(std::getenv("TEST_TMPDIR"));
+  std::filesystem::remove_all("checkpoints");
+  Training straight(1);
+  for (int step = 0; step < 7; ++step) straight.train();
+  std::vector<std::unique_ptr<Machine>> machines;
+  for (int rank = 0; rank < 3; ++rank) machines.push_back(std::make_unique<Machine>());
+  const auto train = [&](int ranks, std::int64_t last_step, double start, int expected_steps) {
+    dcp::testing::run_ranks(ranks, [&](dcp::testing::RankContext& context) {
+      Training training(start);
+      int steps = 0;
+      const auto step = [&] {
+        training.train();
+        ++steps;
+      };
+      train_to(last_step, *training.model, training.optimizer, step, machines[context.rank()]->id(), context.group());
+      EXPECT_EQ(steps, expected_steps);
+      if (last_step < 7) return;
+      EXPECT_EQ(
+          dcp::first_difference(dcp::get_model_state_dict(*training.model), dcp::get_model_state_dict(*straight.model)),
+          "");
+    });
+  };
+  train(3, 4, 1, 4);
+  machines.erase(machines.begin() + 1);
+  train(2, 7, 5, 3);
+  EXPECT_FALSE(std::filesystem::exists("checkpoints")) << "no step was due for files";
 }
 
 TEST(ReadmeTest, OnlyWhatChangedIsSaved) {
