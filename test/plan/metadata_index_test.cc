@@ -27,13 +27,13 @@ TEST(MetadataIndex, FindsItsChunkWhateverTheHint) {
   metadata.state_dict_metadata.insert("n", BytesStorageMetadata{});
   for (const std::optional<std::int64_t> hint :
        std::vector<std::optional<std::int64_t>>{1, 0, 2, 3, -1, std::nullopt}) {
-    const Box* chunk = find_chunk(metadata, {"w", Sizes{2}, hint});
-    ASSERT_NE(chunk, nullptr);
+    const std::optional<Box> chunk = find_chunk(metadata, {"w", Sizes{2}, hint});
+    ASSERT_TRUE(chunk);
     EXPECT_EQ(*chunk, (Box{{2}, {3}}));
-    EXPECT_EQ(find_chunk(metadata, {"w", Sizes{1}, hint}), nullptr) << "no chunk begins there";
-    EXPECT_EQ(find_chunk(metadata, {"w", std::nullopt, hint}), nullptr);
-    EXPECT_EQ(find_chunk(metadata, {"n", Sizes{2}, hint}), nullptr) << "an object";
-    EXPECT_EQ(find_chunk(metadata, {"gone", Sizes{2}, hint}), nullptr);
+    EXPECT_FALSE(find_chunk(metadata, {"w", Sizes{1}, hint})) << "no chunk begins there";
+    EXPECT_FALSE(find_chunk(metadata, {"w", std::nullopt, hint}));
+    EXPECT_FALSE(find_chunk(metadata, {"n", Sizes{2}, hint})) << "an object";
+    EXPECT_FALSE(find_chunk(metadata, {"gone", Sizes{2}, hint}));
   }
 }
 
