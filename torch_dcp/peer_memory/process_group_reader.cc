@@ -1,3 +1,4 @@
+#include <string>
 #include <utility>
 
 #include "torch_dcp/base/error.h"
@@ -18,8 +19,15 @@ class ProcessGroupStorageReader::Impl {
   void open_newest() {
     std::optional<PeerGeneration> newest = memory->newest();
     DCP_CHECK(newest, kNotFound, "incomplete checkpoint mem: the memory of the ", memory->size(),
-              " ranks holds no complete generation");
+              " ranks holds no complete generation", what_is_lost());
     open(*std::move(newest));
+  }
+
+  /// In words, what was found but cannot be used.
+  std::string what_is_lost() const {
+    std::string text;
+    for (const std::string& lost : memory->report().lost) text += (text.empty() ? ": " : "; ") + lost;
+    return text;
   }
 
   void open(PeerGeneration known) {
