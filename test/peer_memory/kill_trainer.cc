@@ -30,7 +30,7 @@ using std::chrono::seconds;
 
 constexpr std::uint64_t kBudgetBytes = std::uint64_t{64} << 20;
 
-at::Tensor weight(std::int64_t step) { return counted({1000, 37}) + static_cast<double>(step); }
+at::Tensor weight(std::int64_t step) { return counted({2000, 74}) + static_cast<double>(step); }
 
 DTensor part(const at::Tensor& whole, int rank, int size, std::int64_t dim) {
   return DTensor::distribute(whole, DeviceMesh::make({size}, rank), {Placement::shard(dim)});
@@ -46,7 +46,7 @@ StateDict state_at(int rank, int size, std::int64_t step) {
 
 StateDict empty_state(int rank, int size) {
   const auto blank = [&](std::int64_t dim) {
-    return pattern_on(DeviceMesh::make({size}, rank), {Placement::shard(dim)}, {1000, 37});
+    return pattern_on(DeviceMesh::make({size}, rank), {Placement::shard(dim)}, {2000, 74});
   };
   return {
       {"w", blank(0)}, {"column", blank(1)}, {"replicated", pattern({5})}, {"step", std::int64_t{-1}}, {"name", ""}};
@@ -268,7 +268,7 @@ void Trainer::set_part(const std::string& part) {
   part_ = part;
   lists_ = 0;
   groups_ = 0;
-  rooms_ = 0;
+  rooms_.clear();
 }
 
 void Trainer::on_vault_call(const std::string& call, const std::string& name) {
@@ -289,7 +289,7 @@ void Trainer::on_vault_call_in_save(const std::string& call, const std::string& 
   int rooms = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (is_own && call == "room") rooms = ++rooms_;
+    if (call == "room") rooms = ++rooms_[name];
   }
   reach(c10::str("save ", call, is_own ? " own" : " copy", rooms > 1 ? " again" : ""));
 }

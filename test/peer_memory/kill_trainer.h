@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -78,7 +79,7 @@ class Trainer {
   std::string part_;
   int lists_ = 0;
   int groups_ = 0;
-  int rooms_ = 0;
+  std::map<std::string, int> rooms_;  // that were asked for, by file
   std::shared_ptr<MemoryVault> vault_;
   std::shared_ptr<PeerMemory> memory_;
   std::shared_ptr<Communicator> communicator_;
