@@ -302,6 +302,15 @@ int change_bytes(const T& value, RandomPlans& random) {
   return refused_count;
 }
 
+TEST(Wire, NamesOfStoredItemsAreNotMixedUp) {
+  Metadata metadata;
+  for (std::int64_t i = 0; i < 50; ++i) {
+    const std::string key(1, static_cast<char>('a' + i % 7));
+    metadata.storage_data.insert({key, Sizes{i}, i}, {"file " + std::to_string(i % 3), i, 1, {}});
+  }
+  expect_same(metadata, decoded<Metadata>(encoded(metadata)));
+}
+
 TEST(Wire, ForeignBytesAreCorruptDataOrAPlan) {
   int refused_plans = 0;
   int refused_results = 0;

@@ -149,9 +149,16 @@ void get(Decoder& in, StorageInfo& info) {
 
 void put(Encoder& out, const StorageTable& table) {
   out.number(table.size());
-  for (const auto& [index, info] : table) {
-    put(out, index);
-    put(out, info);
+  // By row: the encoder remembers the strings where they are, and those of a made `MetadataIndex` are gone at once.
+  for (const StorageTable::Row& row : table.rows()) {
+    out.text(row.fqn);
+    out.u8(row.has_offset ? 1 : 0);
+    if (row.has_offset) out.sizes(row.chunk_offsets);
+    put(out, row.index);
+    out.text(row.relative_path);
+    out.integer(row.offset);
+    out.integer(row.length);
+    put(out, row.transform_descriptors);
   }
 }
 
