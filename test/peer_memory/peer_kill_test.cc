@@ -186,7 +186,11 @@ TEST(MemoryServers, AnyHostOfTwoRanksDies) {
 }
 
 TEST(MemoryServers, TrainersDieAndServersKeepTheirMemory) {
-  run_cells(cells({.copies = 1, .ranks_per_host = 2, .has_servers = true}, all_phases(), {{0}, {3}, {0, 1, 2, 3}}));
+  const Cell like{.copies = 1, .ranks_per_host = 2, .has_servers = true};
+  run_cells(cells(like, all_phases(), {{0}, {3}}));
+  std::vector<Phase> all_die_in = all_phases();  // but where memory is filled: no server has lost any
+  std::erase_if(all_die_in, [](const Phase& phase) { return phase.failing_step == std::string("fill memory"); });
+  run_cells(cells(like, all_die_in, {{0, 1, 2, 3}}));
 }
 
 TEST(MemoryServers, AServerDiesAndItsTrainersDoNot) {
