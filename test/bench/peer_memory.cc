@@ -7,7 +7,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,12 +15,10 @@
 #include "test/bench/rank_threads.h"
 #include "test/bench/raw_io.h"
 #include "test/bench/subjects.h"
-#include "test/memory/unique_socket.h"
+#include "test/memory/running_server.h"
 #include "torch_dcp/checkpoint/load.h"
 #include "torch_dcp/checkpoint/save.h"
-#include "torch_dcp/memory/memory_client.h"
 #include "torch_dcp/memory/memory_vault.h"
-#include "torch_dcp/memory/vault_server.h"
 #include "torch_dcp/peer_memory/process_group_storage.h"
 #include "torch_dcp/storage/filesystem_reader.h"
 #include "torch_dcp/storage/filesystem_writer.h"
@@ -36,25 +33,6 @@ constexpr double kAgainstCold = 2.0;
 constexpr double kOfMemory = 1.05;
 
 using Vaults = std::vector<std::shared_ptr<MemoryVault>>;
-
-/// A memory server, on a thread in place of a process.
-class Server {
- public:
-  explicit Server(std::uint64_t budget) : server_(options(budget)), thread_([this] { server_.run(); }) {}
-  ~Server() { server_.stop(); }
-  const std::string& id() const { return server_.id(); }
-
- private:
-  static VaultServerOptions options(std::uint64_t budget) {
-    VaultServerOptions options;
-    options.socket = test::unique_socket();
-    options.budget_bytes = budget;
-    return options;
-  }
-
-  VaultServer server_;
-  std::jthread thread_;
-};
 
 /// Tensors that each rank has of its own, under a key of its own.
 class RankStates {
@@ -192,11 +170,11 @@ class PeerMemoryBench {
   }
 
   void measure_saves() {
-    std::vector<std::unique_ptr<Server>> servers;
+    std::vector<std::unique_ptr<test::RunningServer>> servers;
     Vaults clients;
     for (int rank = 0; rank < settings_.peer_ranks; ++rank) {
-      servers.push_back(std::make_unique<Server>(budget()));
-      clients.push_back(open_memory_vault(servers.back()->id()));
+      servers.push_back(std::make_unique<test::RunningServer>("default", budget()));
+      clients.push_back(servers.back()->connect());
     }
     MemoryJob with_servers(ranks_, std::move(clients));
     std::vector<at::Tensor> out;

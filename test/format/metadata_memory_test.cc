@@ -1,44 +1,15 @@
-// How much memory the metadata of many ranks take. Counts what this process allocates: a test of its own.
+// How much memory the metadata of many ranks take.
 #include <gtest/gtest.h>
-#include <malloc.h>
 
-#include <atomic>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "test/support/memory_counter.h"
 #include "torch_dcp/format/metadata_pickle.h"
 #include "torch_dcp/plan/merge_metadata.h"
 #include "torch_dcp/plan/metadata.h"
-
-namespace {
-
-std::atomic<std::int64_t> held_bytes{0};  // by blocks' real sizes
-
-void* allocate(std::size_t size) {
-  void* const block = std::malloc(size == 0 ? 1 : size);
-  if (block == nullptr) throw std::bad_alloc();
-  held_bytes += static_cast<std::int64_t>(malloc_usable_size(block));
-  return block;
-}
-
-void give_back(void* block) noexcept {
-  if (block != nullptr) held_bytes -= static_cast<std::int64_t>(malloc_usable_size(block));
-  std::free(block);
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return allocate(size); }
-void* operator new[](std::size_t size) { return allocate(size); }
-void operator delete(void* block) noexcept { give_back(block); }
-void operator delete[](void* block) noexcept { give_back(block); }
-void operator delete(void* block, std::size_t) noexcept { give_back(block); }
-void operator delete[](void* block, std::size_t) noexcept { give_back(block); }
 
 namespace dcp {
 namespace {
@@ -74,13 +45,11 @@ Metadata sharded(std::int64_t first_rank, std::int64_t rank_count, std::int64_t 
 TEST(MetadataMemory, O30_AtMost100BytesAnItemAfterParsing) {
   for (const std::int64_t ranks : {300, 512, 700, 1000}) {
     const Bytes bytes = encode_metadata(sharded(0, ranks, ranks));
-    const std::int64_t before = held_bytes;
+    const testing::PeakMemory memory;
     const Metadata metadata = decode_metadata(bytes);
-    const std::int64_t held = held_bytes - before;
+    const std::int64_t held = memory.held_bytes();
     ASSERT_EQ(metadata.storage_data.size(), static_cast<std::size_t>(kTensors * ranks));
-    std::printf("%ld ranks: %.1f bytes an item\n", static_cast<long>(ranks),
-                static_cast<double>(held) / static_cast<double>(kTensors * ranks));
-    EXPECT_LE(held, kMostBytesPerItem * kTensors * ranks);
+    EXPECT_LE(held, kMostBytesPerItem * kTensors * ranks) << ranks << " ranks";
     EXPECT_GE(held, 50 * kTensors * ranks) << "it is not counted";
   }
 }
@@ -89,9 +58,9 @@ TEST(MetadataMemory, AtMost100BytesAnItemAfterMerging) {
   constexpr std::int64_t kRanks = 512;
   std::vector<Metadata> by_rank;
   for (std::int64_t rank = 0; rank < kRanks; ++rank) by_rank.push_back(sharded(rank, 1, kRanks));
-  const std::int64_t before = held_bytes;
+  const testing::PeakMemory memory;
   const Metadata merged = merge_rank_metadata(by_rank);
-  EXPECT_LE(held_bytes - before, kMostBytesPerItem * kTensors * kRanks);
+  EXPECT_LE(memory.held_bytes(), kMostBytesPerItem * kTensors * kRanks);
   EXPECT_EQ(merged.storage_data.size(), static_cast<std::size_t>(kTensors * kRanks));
 }
 

@@ -3,26 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <list>
 #include <random>
-#include <thread>
 
-#include "test/memory/unique_socket.h"
+#include "test/memory/running_server.h"
 #include "test/support/expect_error.h"
 #include "torch_dcp/base/error.h"
-#include "torch_dcp/memory/memory_client.h"
-#include "torch_dcp/memory/vault_server.h"
 
 namespace dcp {
 namespace {
 
-using std::chrono::seconds;
 using test::expect_error;
-using test::unique_socket;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kUnit = std::uint64_t{64} << 10;
@@ -38,20 +32,6 @@ Bytes random_bytes(std::size_t count, unsigned seed) {
   return bytes;
 }
 
-/// A server on a thread of its own.
-class RunningServer {
- public:
-  explicit RunningServer(std::uint64_t budget_bytes)
-      : server_({unique_socket(), "test", budget_bytes, 256, {}}), thread_([this] { server_.run(); }) {}
-  ~RunningServer() { server_.stop(); }
-
-  std::shared_ptr<MemoryVault> connect() const { return open_memory_vault(server_.id(), {"test", seconds(20)}); }
-
- private:
-  VaultServer server_;
-  std::jthread thread_;
-};
-
 MemoryVaultOptions options_of(std::uint64_t budget_bytes) {
   MemoryVaultOptions options;
   options.job = "test";
@@ -66,11 +46,11 @@ class VaultTest : public testing::TestWithParam<Where> {
  protected:
   std::shared_ptr<MemoryVault> vault_of(std::uint64_t budget_bytes) {
     if (GetParam() == Where::kInProcess) return make_memory_vault(options_of(budget_bytes));
-    return servers_.emplace_back(budget_bytes).connect();
+    return servers_.emplace_back("test", budget_bytes).connect();
   }
 
  private:
-  std::list<RunningServer> servers_;
+  std::list<test::RunningServer> servers_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, VaultTest, testing::Values(Where::kInProcess, Where::kInServer),

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "test/memory/raw_client.h"
+#include "test/memory/running_server.h"
 #include "test/memory/unique_socket.h"
 #include "test/support/expect_error.h"
 #include "torch_dcp/base/error.h"
@@ -27,6 +28,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::expect_error;
 using test::RawClient;
+using test::RunningServer;
 using test::unique_socket;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
@@ -38,32 +40,6 @@ VaultServerOptions options_at(const std::string& socket) {
   options.budget_bytes = 64 * kMiB;
   return options;
 }
-
-class RunningServer {
- public:
-  explicit RunningServer(const VaultServerOptions& options)
-      : socket_(options.socket), server_(options), thread_([this] { server_.run(); }) {}
-  ~RunningServer() { server_.stop(); }
-
-  const std::string& socket() const { return socket_; }
-  const VaultServer& server() const { return server_; }
-  std::shared_ptr<MemoryVault> connect(const std::string& job = "test") const {
-    return open_memory_vault(server_.id(), {job, seconds(20)});
-  }
-  /// Waits until the server has noticed that clients are gone. \returns Whether only `count` are left.
-  bool has_clients(std::size_t count) const {
-    for (int i = 0; i < 2000; ++i) {
-      if (server_.connection_count() == count) return true;
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    return false;
-  }
-
- private:
-  std::string socket_;
-  VaultServer server_;
-  std::jthread thread_;
-};
 
 std::size_t entries(const char* folder) {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));

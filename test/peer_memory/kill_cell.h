@@ -48,11 +48,9 @@ struct Cell {
   Dying dying = Dying::kTrainers;
   int copies = 1;
   int ranks_per_host = 1;
-  bool has_servers = false;      ///< memory is a server's of each host, not the trainers' own
-  bool comes_back = true;        ///< ranks that died are started anew; else the others go on alone
-  bool is_fatal = false;         ///< more is lost than the copies make good
-  std::string directory = {};    ///< of the checkpoints on disk; empty: memory alone
-  std::int64_t wanted_disk = 0;  ///< which step comes from there if memory is lost
+  bool has_servers = false;  ///< memory is a server's of each host, not the trainers' own
+  bool comes_back = true;    ///< ranks that died are started anew; else the others go on alone
+  bool is_fatal = false;     ///< more is lost than the copies make good
 
   int host_of(int rank) const { return rank / ranks_per_host; }
   int host_count() const { return host_of(kKillRanks - 1) + 1; }
@@ -74,7 +72,6 @@ inline std::string to_string(const Cell& cell) {
   const char* const dying[] = {"killed", "killed with their server", "lose their server"};
   text += dying[static_cast<int>(cell.dying)];
   if (!cell.comes_back) text += ", others go on";
-  if (!cell.directory.empty()) text += ", with disk";
   return text;
 }
 

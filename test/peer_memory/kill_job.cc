@@ -191,9 +191,8 @@ void KillJob::check_survivors(const std::vector<Answer>& told) {
     is_saved_ = is_saved_ || (cell_.phase.part == JobPart::kSave && one.outcome == "ok");
     if (one.outcome == "ok" && (failing.empty() || !cell_.kills_trainers())) continue;
     // A rank whose memory server is gone says so in the first step that needs it.
-    const bool is_of_step = !cell_.kills_trainers() || !failing.empty();
-    const std::string step = cell_.kills_trainers() ? failing + ": " : "";
-    require(is_of_step && says(one.outcome, "CheckpointError " + step), one.outcome);
+    if (cell_.kills_trainers()) require(!failing.empty(), one.outcome);
+    require(says(one.outcome, "CheckpointError " + (cell_.kills_trainers() ? failing + ": " : "")), one.outcome);
     const bool is_named = std::any_of(cell_.victims.begin(), cell_.victims.end(),
                                       [&](int rank) { return says(one.outcome, "rank " + std::to_string(rank)); });
     require(is_named, "no victim is named: " + one.outcome);

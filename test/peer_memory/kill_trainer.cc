@@ -207,7 +207,6 @@ std::int64_t Trainer::newest_held() const {
 }
 
 void Trainer::meet(const Order& order, Answer& answer) {
-  tiered_writer_.reset();
   communicator_.reset();
   memory_.reset();
   if (!vault_ || order.reopens) {

@@ -15,7 +15,6 @@
 #include "torch_dcp/comm/communicator.h"
 #include "torch_dcp/memory/memory_vault.h"
 #include "torch_dcp/peer_memory/peer_memory.h"
-#include "torch_dcp/peer_memory/tiered_storage.h"
 
 namespace dcp::test {
 
@@ -83,7 +82,6 @@ class Trainer {
   std::shared_ptr<MemoryVault> vault_;
   std::shared_ptr<PeerMemory> memory_;
   std::shared_ptr<Communicator> communicator_;
-  std::unique_ptr<TieredWriter> tiered_writer_;
 };
 
 }  // namespace dcp::test

@@ -72,7 +72,7 @@ TEST(TieredSoak, TwoHundredSavesGrowNothing) {
                 if (ranks.rank() == 0) (step == kFirst ? first : last) = measure(vaults);
                 job.communicator->broadcast({});
               }
-              // Gloo keeps half a kilobyte of every exchange, whatever it brings, and the store a key.
+              // Every exchange leaves a key in the store and more in the heap, whatever it brings.
               for (std::int64_t i = kFirst; i < kSaves; ++i) {
                 for (std::int64_t step = 0; step < kStepsOfASave; ++step) job.communicator->all_gather({});
               }

@@ -9,13 +9,11 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "test/memory/unique_socket.h"
+#include "test/memory/running_server.h"
 #include "test/readme/readme_block.inc"  // NOLINT: README.md's C++
 #include "test/support/rank_runner.h"
-#include "torch_dcp/memory/vault_server.h"
 
 namespace {
 
@@ -33,24 +31,6 @@ struct Training {
 
   torch::nn::Linear model{3, 4};
   torch::optim::Adam optimizer;
-};
-
-/// One that has a memory server.
-class Machine {
- public:
-  Machine() : server_(options()), thread_([this] { server_.run(); }) {}
-  ~Machine() { server_.stop(); }
-  const std::string& id() const { return server_.id(); }
-
- private:
-  static dcp::VaultServerOptions options() {
-    dcp::VaultServerOptions options;
-    options.socket = dcp::test::unique_socket();
-    return options;
-  }
-
-  dcp::VaultServer server_;
-  std::jthread thread_;
 };
 
 TEST(ReadmeTest, ASaveAndALoad) {
@@ -78,8 +58,8 @@ TEST(ReadmeTest, TrainingGoesOnFromMemory) {
   std::filesystem::remove_all("checkpoints");
   Training straight(1);
   for (int step = 0; step < 7; ++step) straight.train();
-  std::vector<std::unique_ptr<Machine>> machines;
-  for (int rank = 0; rank < 3; ++rank) machines.push_back(std::make_unique<Machine>());
+  std::vector<std::unique_ptr<dcp::test::RunningServer>> machines;
+  for (int rank = 0; rank < 3; ++rank) machines.push_back(std::make_unique<dcp::test::RunningServer>());
   const auto train = [&](int ranks, std::int64_t last_step, double start, int expected_steps) {
     dcp::testing::run_ranks(ranks, [&](dcp::testing::RankContext& context) {
       Training training(start);

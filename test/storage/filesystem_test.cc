@@ -468,6 +468,17 @@ TEST_F(FileSystemTest, EveryPlannedItemMustHaveOneResult) {
   }
 }
 
+TEST_F(FileSystemTest, CleaningUpOutlivesWhateverAFileSystemThrows) {
+  place_.save(a_, "old");
+  files_->set_hook([](const FileEvent& event) {
+    if (event.op == FileOp::kRename) DCP_THROW(kIo, "no rename");
+    if (event.op == FileOp::kRemove) throw 42;
+  });
+  expect_error(ErrorKind::kIo, "no rename", [&] { place_.save(a_, "c"); });
+  files_->set_hook({});
+  EXPECT_EQ(first_difference(place_.rebuild("old"), a_), "");
+}
+
 TEST_F(FileSystemTest, IsCompleteLooksAtEveryFile) {
   EXPECT_FALSE(is_complete("c", files_));
   place_.save(a_, "c");

@@ -110,6 +110,8 @@ PeakMemory::PeakMemory() : begin_(g_live.load()), total_begin_(g_total.load()) {
 
 std::int64_t PeakMemory::bytes() const { return g_peak.load() - begin_; }
 
+std::int64_t PeakMemory::held_bytes() const { return g_live.load() - begin_; }
+
 std::int64_t PeakMemory::allocated_bytes() const { return g_total.load() - total_begin_; }
 
 }  // namespace dcp::testing

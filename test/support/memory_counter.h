@@ -7,13 +7,16 @@
 /// that links this counts from its start.
 namespace dcp::testing {
 
-/// The most that was allocated at a time since an object of this was made. One at a time.
+/// What has been allocated since an object of this was made, and the most at a time. One at a time.
 class PeakMemory {
  public:
   PeakMemory();
 
   /// Beyond what was allocated at the beginning.
   std::int64_t bytes() const;
+
+  /// What is allocated now beyond that; negative if some of it has been freed.
+  std::int64_t held_bytes() const;
 
   /// All that was allocated since, what has been freed again included: a copy of a tensor shows here.
   std::int64_t allocated_bytes() const;

@@ -38,6 +38,7 @@ class Counting final : public Stateful {
  public:
   Dict state_dict() override { return {{"n", number}}; }
   void load_state_dict(const Dict& state) override {
+    if (refuses && throws_an_int) throw 42;
     if (refuses) throw std::runtime_error("it refuses");
     ++given;
     number = state.at("n").as_int();
@@ -46,6 +47,7 @@ class Counting final : public Stateful {
   std::int64_t number = 0;
   int given = 0;
   bool refuses = false;
+  bool throws_an_int = false;
 };
 
 TEST(FillInPlace, B20_B23_B24_TensorsStayAndGetTheBytes) {
@@ -301,6 +303,9 @@ TEST(FillInPlace, B26_AnObjectThatFailsIsNamedAndNothingElseChanges) {
   EXPECT_EQ(live.at("n").as_int(), 0);
   live = {{"b", second}};
   expect_error(ErrorKind::kInternal, "nothing else has been changed", [&] { fill_in_place(live, {{"b", Dict()}}); });
+  second->throws_an_int = true;
+  expect_error(ErrorKind::kInternal, "an exception that is no std::exception in load_state_dict() of ['b']",
+               [&] { fill_in_place(live, {{"b", Dict()}}); });
 }
 
 TEST(FillInPlace, B27_AnotherKindIsRefusedUnlessNotStrict) {

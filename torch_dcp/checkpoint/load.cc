@@ -139,9 +139,10 @@ class LoadRun {
     try {
       rollback->restore(state_);
       error.add_context(put_back);
-    } catch (const std::exception& failure) {
+    } catch (...) {
       // The group's error goes on, with what this rank has to say.
-      error.add_context(c10::str(changed, "; this rank could not put its destinations back: ", failure.what()));
+      error.add_context(
+          c10::str(changed, "; this rank could not put its destinations back: ", current_failure(0).message));
     }
   }
 

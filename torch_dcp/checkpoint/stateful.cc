@@ -36,8 +36,9 @@ auto with_key(const Key& key, const char* what, const Call& call) {
   } catch (c10::Error& error) {
     error.add_context(place(key, what));
     throw;
-  } catch (const std::exception& error) {
-    throw Error(ErrorKind::kInternal, c10::str(error.what(), " ", place(key, what)), DCP_WHERE);
+  } catch (...) {  // An object may throw whatever it likes.
+    const RankFailure failure = current_failure(0);
+    throw Error(failure.kind, c10::str(failure.message, " ", place(key, what)), DCP_WHERE);
   }
 }
 

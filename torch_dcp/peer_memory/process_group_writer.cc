@@ -308,9 +308,9 @@ void ProcessGroupStorageWriter::abort() noexcept {
     impl_->store.vault().drop(impl_->decision->number);
     impl_->store.begin(0, {});
     impl_->state.set_pending(std::nullopt);
-  } catch (const std::exception& error) {
+  } catch (...) {  // Whatever a vault of the program's throws.
     // No `.metadata` names what stays; the next save drops it.
-    impl_->warnings.emplace_back(error.what());
+    impl_->warnings.push_back(current_failure(0).message);
   }
 }
 

@@ -28,10 +28,8 @@ std::pair<std::int64_t, std::string> unmark(const std::string& marked) {
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const c10::Error& known) {
-    return known.what_without_backtrace();
-  } catch (const std::exception& other) {
-    return other.what();
+  } catch (...) {
+    return current_failure(0).message;
   }
 }
 
@@ -219,8 +217,9 @@ void TieredWriter::committed() noexcept {
   if (!impl_->next) return;
   try {
     impl_->start_flush();
-  } catch (const std::exception& error) {
-    impl_->warnings.push_back(c10::str("the copy of step ", impl_->step, " to disk has not begun: ", error.what()));
+  } catch (...) {  // Whatever a file system of the program's throws.
+    impl_->warnings.push_back(
+        c10::str("the copy of step ", impl_->step, " to disk has not begun: ", current_failure(0).message));
   }
 }
 

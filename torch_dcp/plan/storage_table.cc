@@ -26,15 +26,9 @@ std::size_t StorageTable::PlaceHash::operator()(const Place& place) const {
   return hash;
 }
 
-StorageTable::StorageTable(std::initializer_list<value_type> entries) {
-  for (const auto& [index, info] : entries) insert_or_assign(index, info);
-}
-
 c10::IntArrayRef StorageTable::offsets_of(const PackedRow& row) const {
   if (row.ndim == kNoOffset) return {};
-  const std::int64_t* numbers = numbers_.data() + row.numbers_at;
-  if (row.ndim == kManyDims) return {numbers + 1, static_cast<std::size_t>(*numbers)};
-  return {numbers, row.ndim};
+  return {numbers_.data() + row.numbers_at, row.ndim};
 }
 
 std::optional<std::int64_t> StorageTable::hint_of(std::uint32_t number) const {
@@ -139,9 +133,9 @@ StorageTable::PackedRow StorageTable::new_row(std::uint32_t fqn, const MetadataI
   row.numbers_at = static_cast<std::uint32_t>(numbers_.size());
   row.ndim = kNoOffset;
   if (index.offset) {
-    const std::size_t ndim = index.offset->size();
-    row.ndim = ndim < kManyDims ? static_cast<std::uint32_t>(ndim) : kManyDims;
-    if (row.ndim == kManyDims) numbers_.push_back(static_cast<std::int64_t>(ndim));
+    DCP_CHECK(index.offset->size() < kNoOffset, kUnsupported, "key '", index.fqn, "': a chunk of ",
+              index.offset->size(), " dimensions");
+    row.ndim = static_cast<std::uint32_t>(index.offset->size());
     numbers_.insert(numbers_.end(), index.offset->begin(), index.offset->end());
   }
   row.hint = kNoHint;

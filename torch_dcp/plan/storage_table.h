@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -44,9 +43,6 @@ class DCP_API StorageTable {
   /// The same items as `Row`.
   class Rows;
 
-  StorageTable() = default;
-  StorageTable(std::initializer_list<value_type> entries);
-
   std::size_t size() const { return rows_.size(); }
   bool empty() const { return rows_.empty(); }
   const_iterator begin() const;
@@ -59,7 +55,8 @@ class DCP_API StorageTable {
   std::optional<StorageInfo> find(const MetadataIndex& index) const;
 
   /// Adds the item unless one of this name is there. Returns whether it was added.
-  /// \throws dcp::Error kUnsupported beyond 4 billion items or numbers in their offsets.
+  /// \throws dcp::Error kUnsupported beyond 4 billion items or numbers in their offsets, or for a chunk of more than
+  ///         254 dimensions.
   bool insert(const MetadataIndex& index, const StorageInfo& info);
   /// As `insert`; the name that is there keeps its place and its hint.
   void insert_or_assign(const MetadataIndex& index, const StorageInfo& info);
@@ -77,14 +74,13 @@ class DCP_API StorageTable {
   static constexpr std::uint32_t kNoHint = (1u << 24) - 1;
   static constexpr std::uint32_t kOtherHint = kNoHint - 1;  ///< what does not fit is in `other_hints_`
   static constexpr std::uint32_t kNoOffset = 0xff;
-  static constexpr std::uint32_t kManyDims = 0xfe;  ///< as many as the first of the row's numbers says
 
   struct PackedRow {
     std::uint32_t fqn = 0;         ///< its number in `fqns_`
     std::uint32_t place = 0;       ///< its file's number in `places_`
     std::uint32_t numbers_at = 0;  ///< where its chunk's offsets begin in `numbers_`
     std::uint32_t hint : 24 = 0;   ///< the chunk's number
-    std::uint32_t ndim : 8 = 0;    ///< or one of the two above
+    std::uint32_t ndim : 8 = 0;    ///< or `kNoOffset`
     std::int64_t offset = 0;       ///< in bytes
     std::int64_t length = 0;       ///< in bytes
   };

@@ -227,6 +227,7 @@ Metadata FileSystemWriter::finish(Metadata metadata, const std::vector<std::vect
                 " was written twice");
     }
   }
+  metadata.storage_data.shrink_to_fit();
   check_every_item_is_written(metadata);
 
   kept_ = {metadata_name()};
@@ -280,9 +281,10 @@ void FileSystemWriter::committed() noexcept {
       if (kept.contains(name)) continue;
       try {
         files_->remove_file(file(name));
-      } catch (const Error& error) {
+      } catch (...) {  // Whatever a file system of the program's throws.
         // The checkpoint is whole all the same; the next save removes the file.
-        if (error.kind() != ErrorKind::kNotFound) warnings_.emplace_back(error.what_without_backtrace());
+        const RankFailure failure = current_failure(context_.rank);
+        if (failure.kind != ErrorKind::kNotFound) warnings_.push_back(failure.message);
       }
     }
   } catch (const std::exception& error) {
@@ -296,11 +298,10 @@ void FileSystemWriter::abort() noexcept {
     if (name.empty()) continue;
     try {
       files_->remove_file(file(name));
-    } catch (const Error& error) {
+    } catch (...) {  // Whatever a file system of the program's throws.
       // No metadata names the file; the next save removes it.
-      if (error.kind() != ErrorKind::kNotFound) warnings_.emplace_back(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      warnings_.emplace_back(error.what());
+      const RankFailure failure = current_failure(context_.rank);
+      if (failure.kind != ErrorKind::kNotFound) warnings_.push_back(failure.message);
     }
   }
   written_.clear();

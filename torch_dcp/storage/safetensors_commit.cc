@@ -132,7 +132,7 @@ void SafetensorsCommit::check_own_marker() const {
 SafetensorsCommit::Outcome SafetensorsCommit::outcome() const noexcept {
   try {
     return has_own_marker() ? Outcome::kCommitted : Outcome::kNotCommitted;
-  } catch (const std::exception&) {
+  } catch (...) {  // Whatever a file system of the program's throws.
     return Outcome::kUnknown;
   }
 }
@@ -196,10 +196,8 @@ void SafetensorsCommit::run(const std::vector<std::string>& names, const std::op
 std::optional<std::string> SafetensorsCommit::drop(const std::string& name) const noexcept {
   try {
     remove(temporary_name(name, save_id_));
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
+  } catch (...) {  // Whatever a file system of the program's throws.
+    return current_failure(0).message;
   }
   return std::nullopt;
 }

@@ -235,6 +235,7 @@ Metadata SafetensorsWriter::finish(Metadata metadata, const std::vector<std::vec
                 " was written twice");
     }
   }
+  metadata.storage_data.shrink_to_fit();
   for (const auto& [key, entry] : metadata.state_dict_metadata) {
     for (const Box& chunk : std::get<TensorStorageMetadata>(entry).chunks) {
       DCP_CHECK(metadata.storage_data.contains({key, chunk.offsets, {}}), kInternal, key, ": part ", to_string(chunk),

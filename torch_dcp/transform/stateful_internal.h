@@ -1,6 +1,5 @@
 #pragma once
 
-#include <exception>
 #include <string>
 
 #include "torch_dcp/base/error.h"
@@ -19,8 +18,9 @@ auto call_object(const std::string& path, const char* what, const Call& call) {
   } catch (c10::Error& error) {
     error.add_context(c10::str("in ", what, " of ", path));
     throw;
-  } catch (const std::exception& error) {
-    throw Error(ErrorKind::kInternal, c10::str(error.what(), " in ", what, " of ", path), DCP_WHERE);
+  } catch (...) {  // An object may throw whatever it likes.
+    const RankFailure failure = current_failure(0);
+    throw Error(failure.kind, c10::str(failure.message, " in ", what, " of ", path), DCP_WHERE);
   }
 }
 
