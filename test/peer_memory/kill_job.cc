@@ -191,8 +191,9 @@ void KillJob::check_survivors(const std::vector<Answer>& told) {
     is_saved_ = is_saved_ || (cell_.phase.part == JobPart::kSave && one.outcome == "ok");
     if (one.outcome == "ok" && (failing.empty() || !cell_.kills_trainers())) continue;
     // A rank whose memory server is gone says so in the first step that needs it.
-    if (cell_.kills_trainers()) require(!failing.empty(), one.outcome);
-    require(says(one.outcome, "CheckpointError " + (cell_.kills_trainers() ? failing + ": " : "")), one.outcome);
+    if (cell_.kills_trainers()) require(!failing.empty(), "a survivor's call: " + one.outcome);
+    require(says(one.outcome, "CheckpointError " + (cell_.kills_trainers() ? failing + ": " : "")),
+            "a survivor's call: " + one.outcome);
     const bool is_named = std::any_of(cell_.victims.begin(), cell_.victims.end(),
                                       [&](int rank) { return says(one.outcome, "rank " + std::to_string(rank)); });
     require(is_named, "no victim is named: " + one.outcome);
@@ -236,7 +237,8 @@ void KillJob::check_loaded(const std::vector<Answer>& told, std::int64_t step) {
 void KillJob::check_loss(const std::vector<Answer>& told) {
   for (const Answer& one : told) {
     require(one.outcome == told[0].outcome, "ranks differ: " + told[0].outcome + "; " + one.outcome);
-    require(says(one.outcome, "CheckpointError metadata: ") && says(one.outcome, "incomplete checkpoint"), one.outcome);
+    require(says(one.outcome, "CheckpointError metadata: ") && says(one.outcome, "incomplete checkpoint"),
+            "a load of what is lost: " + one.outcome);
     require(says(one.outcome, "nobody holds "), "what is missing is not named: " + one.outcome);
   }
 }
